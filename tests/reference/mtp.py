@@ -74,6 +74,17 @@ class SlowHead:
                 tokens = [*tokens, token]
             return found
 
+    def round(self, ids: list[int], num_tokens: int) -> list[int]:
+        """The model's best tokens behind `ids`, up to the first that was not drafted."""
+        found: list[int] = []
+        with torch.no_grad():
+            for drafted in [*self.draft(ids, num_tokens), None]:
+                logits = self.model(torch.tensor([[*ids, *found]])).logits[0, -1]
+                found.append(int(logits.argmax()))
+                if found[-1] != drafted:
+                    break
+        return found
+
     def _hidden(self, ids: list[int]) -> Tensor:
         inner = self.model.model
         if not self.mistake.before_norm:

@@ -59,8 +59,15 @@ def slow(model_dir: Path) -> SlowHead:
 class Loaded:
     """The model and its head on these devices."""
 
-    def __init__(self, model_dir: Path, num_shards: int = 1, head_rows: int = 0) -> None:
-        self.config = config_of(model_dir, num_shards)
+    def __init__(
+        self,
+        model_dir: Path,
+        num_shards: int = 1,
+        head_rows: int = 0,
+        devices: tuple[str, ...] = (),
+    ) -> None:
+        """`devices`: none: CPUs, as many as shards."""
+        self.config = config_of(model_dir, devices or tuple(f"cpu:{i}" for i in range(num_shards)))
         files = ModelFiles(model_dir)
         report, _ = plan_with_drafter(self.config, files)
         self.mtp = mtp_of(self.config, files, report.plan.devices, report.plan.precision)
@@ -90,10 +97,10 @@ class Loaded:
         self.backend.close()
 
 
-def config_of(model_dir: Path, num_shards: int) -> Config:
+def config_of(model_dir: Path, devices: tuple[str, ...]) -> Config:
     return Config(
         model=ModelConfig(model_dir, dtype="fp32"),
-        placement=PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(num_shards))),
+        placement=PlacementConfig(devices=devices),
         engine=EngineConfig(parallel=4, max_ctx_tokens=256),
         draft=DraftConfig(NAME),
     )
@@ -180,18 +187,28 @@ class Drafted:
 
 
 class InRounds:
-    """Lanes whose rounds the device accepts. `drafted`: by each of them; `lengths`: how many tokens
-    they gave.
+    """Lanes whose rounds the device accepts. `given`: each text before a round, and the tokens that
+    it got, unless the text was to end; `drafted`: what was drafted behind each, if it is heard,
+    which a graph does not tell.
     """
 
-    def __init__(self, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, loaded: Loaded, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
         self.loaded = loaded
         self.speculator = Speculator(loaded.backend, loaded.speculator.drafters, 4, Steady())
         self.texts: dict[int, list[int]] = {}
         self.drafted: list[Drafted] = []
-        self.lengths: set[int] = set()
+        self.given: list[tuple[list[int], list[int]]] = []
         self._proposed: list[dict[int, tuple[list[int], torch.Tensor]]] = []  # by lane
-        network, rows = loaded.passes.network, []
+        if monkeypatch is not None:
+            self._hear(monkeypatch)
+
+    @property
+    def lengths(self) -> set[int]:
+        """How many tokens rounds gave."""
+        return {len(given) for _, given in self.given}
+
+    def _hear(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        network, rows = self.loaded.passes.network, []
         propose, choose = network.propose, network._choose
 
         def heard(anchors, lanes, begins, num_tokens, *, reach):
@@ -221,26 +238,31 @@ class InRounds:
         """Rounds each of which is queued before the tokens of the one before it are read."""
         texts = {lane: self.texts[lane] for lane in lanes}
         places = [LaneText(n, len(t) - 1, t[-1], num_left, ()) for n, t in texts.items()]
+        before = len(self.given)
         queued = self.speculator.queue(places, RoundPlan(SHAPE, tuple(lanes), False))
         del self._proposed[:-1]  # those of captures
         for missing in reversed(range(num_rounds)):
             assert queued is not None, "the host takes part"
             after = self.speculator.queue_after(queued, alone=True) if missing else None
-            tokens, proposed = self.speculator.arrived(queued), self._proposed.pop(0)
+            tokens = self.speculator.arrived(queued)
+            proposed = self._proposed.pop(0) if self._proposed else {}
             taken = [self._take(*each, proposed) for each in zip(lanes, tokens, strict=True)]
             self.speculator.settle(queued, taken, tokens, after)
             queued = after
+        if num_left <= NUM_DRAFTED:
+            del self.given[before:]
 
     def _take(self, lane: int, given: list[int], proposed):
         """The lane's text goes on, unless it has ended."""
         if not given:
             return None
         ids = self.texts[lane]
-        tokens, rows = proposed[lane]
-        self.drafted.append(Drafted(ids, tokens[1:], rows))
-        assert tokens[: len(given)] == [ids[-1], *given[:-1]], "what was accepted"
+        if lane in proposed:
+            tokens, rows = proposed[lane]
+            self.drafted.append(Drafted(ids, tokens[1:], rows))
+            assert tokens[: len(given)] == [ids[-1], *given[:-1]], "what was accepted"
+        self.given.append((ids, given))
         self.texts[lane] = [*ids, *given]
-        self.lengths.add(len(given))
         return len(ids) - 1, len(given)
 
 
@@ -267,6 +289,18 @@ def slow_copying(copying: Loaded) -> SlowHead:
     return SlowHead(Path(model_dir), mtp_models.build())
 
 
+def come_and_go(rounds: InRounds) -> None:
+    for lane in (0, 2, 3):
+        rounds.begin(lane, text(lane, 20 + 7 * lane))
+    rounds.run([0, 2, 3])
+    rounds.begin(1, text(1))  # a lane joins
+    rounds.run([0, 1, 2, 3])
+    rounds.run([2], num_rounds=2)  # others leave
+    rounds.begin(0, text(5))
+    rounds.run([0, 3])
+    rounds.run([0, 3], num_rounds=3, num_left=2)  # texts end while a round is queued
+
+
 def check(drafted: Drafted, slow: SlowHead, *, begin: int = 0) -> None:
     tokens, rows = zip(*slow.steps(drafted.ids, NUM_DRAFTED, begin=begin), strict=True)
     assert drafted.tokens == [*tokens]
@@ -277,18 +311,22 @@ def test_in_rounds_that_the_device_accepts_it_drafts_what_the_formulas_say(
     copying: Loaded, slow_copying: SlowHead, monkeypatch: pytest.MonkeyPatch
 ):
     rounds = InRounds(copying, monkeypatch)
-    for lane in (0, 2, 3):
-        rounds.begin(lane, text(lane, 20 + 7 * lane))
-    rounds.run([0, 2, 3])
-    rounds.begin(1, text(1))  # a lane joins
-    rounds.run([0, 1, 2, 3])
-    rounds.run([2], num_rounds=2)  # others leave
-    rounds.begin(0, text(5))
-    rounds.run([0, 3])
-    rounds.run([0, 3], num_rounds=3, num_left=2)  # texts end while a round is queued
+    come_and_go(rounds)
     assert len(rounds.drafted) > 35 and rounds.lengths == {1, 2, 3, 4}
     for drafted in rounds.drafted:
         check(drafted, slow_copying)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_rounds_give_what_the_formulas_say(tmp_path: Path):
+    """The model's best tokens, and as many as what is drafted foresees."""
+    loaded = Loaded(mtp_models.save(tmp_path), devices=("cuda:0",))
+    rounds, slow = InRounds(loaded), SlowHead(tmp_path, mtp_models.build())
+    come_and_go(rounds)
+    assert len(rounds.given) > 30 and rounds.lengths == {1, 2, 3, 4}
+    for ids, given in rounds.given:
+        assert given == slow.round(ids, NUM_DRAFTED)
+    loaded.close()
 
 
 def test_rounds_of_the_device_and_of_the_host_take_turns(
