@@ -38,7 +38,7 @@ KINDS = frozenset(SIZES)
 
 def unpack(str kind not None, tuple shape not None, uintptr_t blocks, dict addresses not None) -> None:
     """Fill the tensors at `addresses`, by their names. shape: (rows, blocks of a row, bytes of a
-    block). Raises ValueError for blocks that are not of this kind.
+    block). Raises ValueError for blocks of another kind.
     """
     cdef Unpacking u
     num_bytes, parts = SIZES[kind]

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Keyed, chained blake3 hashes of token ids: of full chunks, and of the span that a node adds.
 
-Owns the layout of the hashed messages. Knows no tree, no file, no text.
+Owns the layout of the hashed messages. Does not know trees, files or text.
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Finds where a text's last tokens stood before, and what followed there.
+"""Finds earlier occurrences of a text's last tokens, and what followed them.
 
-An index of one text that grows at its end. Knows no lane, no request and no other text.
+An index of one text that grows at its end. Does not know lanes, requests or other texts.
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer
@@ -13,9 +13,9 @@ cdef enum:
     NUM_GRAMS = 3
     MAX_LENGTH = 64  # of a match: longer ones count as equal
     MIN_ROOM = 1024  # tokens
-    LONG = 8  # a match of so many tokens, or one that was resumed, is looked for again near its end
-    SHORT = 4  # matches elsewhere count less than one that is resumed
-    MAX_LOST = 16  # tokens that may stand between
+    LONG = 8  # a match of this many tokens, or a resumed one, is searched for again near its end
+    SHORT = 4  # shorter matches elsewhere count less than a resumed one
+    MAX_LOST = 16  # tokens that may lie in between
     NOTHING = -1
     GAP = -1  # between texts; no token
 
@@ -36,19 +36,19 @@ cdef class CopyIndex:
     """The places of a text's last 2, 4 and 8 tokens, by hash: 16 bytes a token, and 12 for each
     entry of the tables; 42 bytes a token at most, beyond the first thousand.
 
-    `find` looks at the newest `num_tried` places of each length, at the one that the last match
-    goes on to, and near the place where it was lost: behind a changed word the copy goes on. Safe
-    to use from one thread at a time.
+    `find` tries the newest `num_tried` places of each length, the place where the last match
+    continues, and places near where it was lost: after a changed word the copy usually continues.
+    Safe to use from one thread at a time.
     """
 
     cdef int32_t* _ids
-    cdef int32_t* _before[NUM_GRAMS]  # the place before it whose key has the same hash
+    cdef int32_t* _before[NUM_GRAMS]  # the previous place whose key has the same hash
     cdef int32_t* _newest[NUM_GRAMS]  # the newest place of each hash
     cdef Py_ssize_t _room, _num_slots, _end, _begin
     cdef int _num_tried
     cdef int32_t _place, _length  # of the last match
-    cdef bint _is_resumed  # it is shorter than LONG, and stands near where a long one was lost
-    cdef int32_t _lost, _since  # the token that did not come, and how many have come since
+    cdef bint _is_resumed  # shorter than LONG, and near where a long match was lost
+    cdef int32_t _lost, _since  # the token that differed, and how many were appended since
     cdef readonly bytes _ends  # int32s
 
     def __cinit__(self):
@@ -74,7 +74,7 @@ cdef class CopyIndex:
 
     @property
     def num_tokens(self):
-        """Tokens of the text, without those that stand before it."""
+        """Tokens of the text, without those put before it."""
         return self._end - self._begin
 
     @property
@@ -82,8 +82,8 @@ cdef class CopyIndex:
         return 4 * (self._room * (1 + NUM_GRAMS) + self._num_slots * NUM_GRAMS)
 
     def put_before(self, tokens):
-        """Add another text, which may be copied from, before anything of the text itself comes.
-        `tokens` as in `extend`.
+        """Add another text to copy from, before the first token of the text itself. `tokens` as in
+        `extend`.
         """
         if self._end > self._begin:
             raise ValueError("the text has begun")
@@ -118,7 +118,7 @@ cdef class CopyIndex:
         return 0
 
     cdef int _reserve(self, Py_ssize_t num_tokens) except -1:
-        """Make room for so many tokens in all."""
+        """Make room for `num_tokens` tokens in all."""
         cdef Py_ssize_t room, num_slots, i
         cdef int gram
         if num_tokens <= self._room:
@@ -177,7 +177,7 @@ cdef class CopyIndex:
                 self._newest[gram][slot] = <int32_t>at
 
     cdef int _length_at(self, Py_ssize_t at) noexcept nogil:
-        """How many tokens that end with token `at` are those at the text's end."""
+        """How many of the tokens up to token `at` equal those at the text's end."""
         cdef int length = 0
         cdef Py_ssize_t last = self._end - 1
         while (
@@ -190,8 +190,8 @@ cdef class CopyIndex:
         return length
 
     cdef (Py_ssize_t, int) _resumed(self) noexcept nogil:
-        """(place, length) of the longest match in the tokens behind the one that was lost; of
-        equals that which is the least shifted.
+        """(place, length) of the longest match in the tokens after the lost one; among equally
+        long ones, the least shifted.
         """
         cdef Py_ssize_t best = NOTHING, place, shift, best_shift = 0
         cdef int length, best_length = 0
@@ -205,14 +205,14 @@ cdef class CopyIndex:
 
     @property
     def is_lost(self):
-        """Whether a match may be resumed behind the next token."""
+        """Whether a match may be resumed after the next token."""
         return self._lost != NOTHING or self._length >= LONG or self._is_resumed
 
     def find(self):
-        """(place, length, is_resumed) of the longest match: the text's last `length` tokens stood
-        right before token `place`, which is not the end. The newest of equals; (-1, 0, False) if
-        there is none. `is_resumed`: it stands near where a long one was lost; shorter ones than
-        four tokens give way to such.
+        """(place, length, is_resumed) of the longest match: the text's last `length` tokens also
+        precede token `place`, which is not the end. The newest of equally long ones; (-1, 0, False)
+        if there is none. `is_resumed`: it is near where a long match was lost; it is preferred to
+        matches of fewer than four tokens elsewhere.
         """
         cdef int gram, num_left, length, best_length = 0
         cdef int32_t at
@@ -243,8 +243,8 @@ cdef class CopyIndex:
 
     def copied(self, Py_ssize_t place, Py_ssize_t num_tokens):
         """The tokens that follow from token `place`, at most `num_tokens`: up to a gap, or a token
-        that ends texts, which is included. What runs into the text's end goes on with itself, as a
-        repetition does.
+        that ends texts, which is included. A copy that reaches the text's end continues with its
+        own tokens, as a repetition.
         """
         cdef Py_ssize_t i, period = self._end - place
         cdef int32_t token
@@ -264,8 +264,8 @@ cdef class CopyIndex:
         return found
 
     def num_equal(self, Py_ssize_t place, Py_ssize_t begin, Py_ssize_t most):
-        """How many of the tokens from number `begin` of all on are those from token `place` on, an
-        earlier one; at most `most`. `begin` counts what stands before the text, too: see `end`.
+        """How many of the tokens from `begin` on equal those from the earlier token `place` on; at
+        most `most`. `begin` counts the tokens put before the text, too: see `end`.
         """
         cdef Py_ssize_t i = 0
         most = min(most, self._end - begin)
@@ -275,7 +275,7 @@ cdef class CopyIndex:
 
     @property
     def end(self):
-        """Number of the next token, counting what stands before the text."""
+        """Number of the next token, counting those put before the text."""
         return self._end
 
     def copy(self):
@@ -297,7 +297,7 @@ cdef class CopyIndex:
 
 
 cdef void* grown(void* items, Py_ssize_t num_items) except NULL:
-    """Room for so many int32s, the first ones as they were."""
+    """Resize an array of int32s; the first ones are kept."""
     cdef void* found = realloc(items, num_items * sizeof(int32_t))
     if found == NULL:
         raise MemoryError

@@ -1,5 +1,5 @@
 #pragma once
-/* What routed experts do beside their products: scoring and choosing them, sorting rows by expert, and the weighted
+/* Routed experts apart from their products: scoring and choosing them, sorting rows by expert, and the weighted
    sums of their results. Sums are float32, in the order of a row's own choice. */
 #include "floats.h"
 #include "threads.h"

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Tensors in one aligned buffer: offsets, copies, checksums, and views of the result.
 
-Owns offsets and bounds. Knows bytes only: no dtype, no meaning of a name, no file.
+Owns offsets and bounds. Knows bytes only, not dtypes, meanings of names or files.
 """
 
 from cpython.buffer cimport (

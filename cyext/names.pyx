@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Names of snapshot tensors, `ls<shard>_<kind>.<layer>`: strict parse, build, rename.
 
-Owns the grammar: what a number and what a kind looks like. Which kinds there are is for layers to
-say. Knows no tensor, no file.
+Owns the grammar of numbers and kinds. Layers define which kinds exist. Does not know tensors or
+files.
 """
 
 from bisect import bisect_right
