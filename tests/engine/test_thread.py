@@ -267,12 +267,13 @@ async def test_an_engine_that_cannot_be_loaded_is_tried_again(monkeypatch, swept
     ]
 
 
-async def test_join_ends_the_pause_before_a_restart():
+async def test_join_ends_the_pause_before_a_restart(monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 6 * DEADLINE_S)
     pump = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW)
     monkey = Pump()
     thread, listener = await start(pump, closed := [], monkey)
     await until(lambda: listener.details)
-    async with asyncio.timeout(module.FIRST_PAUSE_S / 2):
+    async with asyncio.timeout(DEADLINE_S):
         await thread.join()
     assert (listener.pump, closed) == (pump, [True, "released"])
     with pytest.raises(TimeoutError):
