@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,7 +123,11 @@ async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):
 async def test_an_engine_that_cannot_decode_ends_all_requests_and_is_loaded_again(
     tiny_dir, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(engine_thread, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(engine_thread, "FIRST_PAUSE_S", 0.05)
+    may_load = threading.Event()
+    # What this process has frozen stays so, and garbage is not looked for before it may load.
+    held = {"unfreeze": lambda: may_load.wait(DEADLINE_S), "collect": lambda: None}
+    monkeypatch.setattr(engine_thread, "gc", SimpleNamespace(**held))
     async with running(tiny_dir, None, tmp_path) as engine:
         [before] = await answers(engine, [LONG])
         await engine.flush()
@@ -135,6 +141,7 @@ async def test_an_engine_that_cannot_decode_ends_all_requests_and_is_loaded_agai
         with pytest.raises(Unavailable, match="ZeroDivisionError") as refused:
             await ask(engine, user("hello"))
         assert refused.value.retry_after_s == status.retry_after_s
+        may_load.set()
         async with asyncio.timeout(DEADLINE_S):
             while not engine.status().ready:
                 await asyncio.sleep(0.01)
@@ -146,13 +153,13 @@ async def test_an_engine_that_cannot_decode_ends_all_requests_and_is_loaded_agai
 
 
 @pytest.mark.any_family
-async def test_a_shutdown_does_not_wait_for_an_engine_that_is_to_come_back(tiny_dir):
+async def test_a_shutdown_does_not_wait_for_an_engine_that_is_to_come_back(tiny_dir, monkeypatch):
+    monkeypatch.setattr(engine_thread, "FIRST_PAUSE_S", 2 * DEADLINE_S)
     async with running(tiny_dir, None) as engine:
         Fails(engine, "decode", ZeroDivisionError("no way"), num_times=10**9, skip=0)
-        pause_s = engine_thread.FIRST_PAUSE_S
         await answers(engine, [f"question {i}" for i in range(7)])
         assert engine.status().has_failed
-        ending = asyncio.timeout(pause_s)
+        ending = asyncio.timeout(DEADLINE_S)
         await ending.__aenter__()
     await ending.__aexit__(None, None, None)
     assert not ending.expired()
