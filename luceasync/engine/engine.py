@@ -1,4 +1,4 @@
-"""The engine as the server sees it: requests in, streams out, all work in one thread of its own.
+"""The engine as the server sees it: requests in, streams out, all work in one separate thread.
 
 Assembles the parts and owns their lifetime: ChoicePreparation, Admission, OpenAnswers,
 CacheDirectory, and the pump in its thread.

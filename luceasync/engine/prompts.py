@@ -109,7 +109,7 @@ class Prompts:
                 recalled = tenant.calls.recall(chat.messages)
                 try:
                     prompt = self._first_fitted(tenant, request, chat, recalled)
-                except ContextLengthError as error:  # the template's guard knows no fields
+                except ContextLengthError as error:  # the guard has no field names
                     raise error.named(param) from None
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)

@@ -229,7 +229,7 @@ class ProcessWatch:
         return True
 
     def _receive_completion(self) -> bool:
-        """Whether more may come."""
+        """Receive a completion; returns whether more may arrive."""
         try:
             packet = self._completions_socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
         except OSError:

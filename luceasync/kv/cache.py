@@ -134,15 +134,14 @@ class LaneCache:
         return self._residents[lane].row_index(token)
 
     def places(self, lane: int, begin: int, end: int) -> slice | Tensor:
-        """Places of the lane's rows `[begin, end)`: a slice while pages are in order, else int64
-        indices.
-        """
+        """Places of the lane's rows `[begin, end)`: a slice while pages are in order, otherwise
+        int64 indices."""
         residents = self._residents[lane]
         if residents.is_in_order(end):
             return slice(begin, end)
         runs = [torch.arange(run.start, run.stop) for run in residents.runs(begin, end)]
         places = torch.cat([torch.empty(0, dtype=torch.int64), *runs])
-        # Not blocking: the driver first copies pageable memory to memory of its own.
+        # Not blocking: the driver first copies pageable memory to its own buffer.
         return places.to(self._device, non_blocking=True)
 
     def runs(self, lane: int, begin: int, end: int) -> list[range]:

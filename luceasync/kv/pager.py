@@ -1,8 +1,8 @@
 """Decides which chunks of which lane are on the devices when lanes have fewer pages than chunks.
 
-A `plan_*` method says what a step takes; the caller does it, which may fail, and then calls the
-matching `apply_*`. Pure: knows how far each lane is and how much of it host memory holds, but no
-node, no device and no clock.
+A `plan_*` method returns what a step requires; the caller does this, which may fail, and then calls
+the matching `apply_*`. Pure: knows how far each lane is and how much of it host memory holds, but
+no node, no device and no clock.
 """
 
 from __future__ import annotations

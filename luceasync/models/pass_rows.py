@@ -22,7 +22,7 @@ class Entry:
 
     `write`: places of these rows in the lane's pages. `read`: places of all rows `[0, end)` in
     order, and for a single row those of the rest of its chunk. Each is a slice if the places are
-    consecutive (a view, no copy), else an int64 tensor.
+    consecutive (a view, no copy), otherwise an int64 tensor.
     """
 
     lane: int

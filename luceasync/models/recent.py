@@ -1,6 +1,7 @@
 """Rings of every lane's newest rows, and the attention mass of chunks that they compute.
 
-Owns the rings of one shard and from which position on each is filled. Knows no kind of layer.
+Owns the rings of one shard and from which position on each is filled. Does not know kinds of
+layers.
 
     ring of 4 rows, lane at 6 tokens:   place     0  1  2  3
                                         position  4  5  2  3

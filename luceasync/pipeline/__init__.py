@@ -1,1 +1,1 @@
-"""The target model as a chain of stages of shards. Knows no requests and no text."""
+"""The target model as a chain of stages of shards. Does not know requests or text."""

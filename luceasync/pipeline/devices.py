@@ -59,7 +59,7 @@ def has_backend(name: str) -> bool:
 
 
 def default_device() -> str:
-    """The first GPU if there is one, else the CPU."""
+    """The first GPU if there is one, otherwise the CPU."""
     gpus = gpu_backend()
     return f"{gpus}:0" if gpus else "cpu:0"
 

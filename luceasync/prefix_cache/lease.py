@@ -390,8 +390,10 @@ class Lease:
         the client gives the answer back in another form. Attention is cut anywhere.
         `min_fork_tokens`: see `min_state_tokens`.
 
-        0 begin opener num_tokens |--path--|--chunk--|--chunk--:--chunk--|--chunk--------x------|
-        answer ... ^ ^ ^ ^ ^ a cut at a multiple, at a fork, at a turn, at the opener, at the end
+            0         begin                                    opener   num_tokens
+            |--path--|--chunk--|--chunk--:--chunk--|--chunk--------x------|   answer ...
+                               ^         ^         ^               ^      ^
+                     a cut at a multiple, at a fork, at a turn, at the opener, at the end
         """
         num_tokens = self.num_prompt_tokens
         stops: Sequence[int] = range(num_tokens + 1)

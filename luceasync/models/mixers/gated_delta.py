@@ -1,7 +1,7 @@
 """The gated delta rule (Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024), in float32.
 
 Token by token, and chunk by chunk with the same result. Does not know weights, lanes or
-convolutions. Per head: S <- e^g S; u = beta (v - S^T k); S <- S + k u^T; o = S^T q.
+convolutions. Per head: S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q.
 """
 
 from __future__ import annotations
