@@ -176,7 +176,10 @@ class StoredRows:
 
 
 class RowTransfer(Protocol):
-    """Transfers stored rows to a device."""
+    """Transfers stored rows to a device. `is_on_host`: compiled loops of this process can read the
+    memory of its pieces."""
+
+    is_on_host: bool
 
     def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
         """The rows piece by piece: uint8 [n, row_bytes] on the device, each valid until the next
@@ -195,6 +198,8 @@ class RowTransfer(Protocol):
 class HostTransfer:
     """The RowTransfer of devices whose memory is the host's. A thread reads one piece ahead of its
     caller: the disk and the memory are busy while the caller unpacks the previous piece."""
+
+    is_on_host = True
 
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
         import torch

@@ -217,6 +217,8 @@ class PinnedTransfer:
     Files, the bus and the device are busy at once, and the caller's thread has little to do.
     """
 
+    is_on_host = False
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         with torch.cuda.device(device):

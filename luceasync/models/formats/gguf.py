@@ -19,6 +19,7 @@ from luceasync.gguf.layout import AxisSwap
 from luceasync.gguf.model import read_model
 from luceasync.models.encodings import (
     Encoding,
+    RowTransfer,
     Select,
     Shape,
     StoredRows,
@@ -183,7 +184,7 @@ class QuantBlocks:
     def packed(self, select: Select, place: WeightPlacement) -> Iterator[Packed]:
         from luceasync.models.quant.stack import with_columns_moved, with_smaller_supergroups
 
-        for packed in self._as_stored(place.transfer.pieces(self.rows.selected(select))):
+        for packed in self._as_stored(select, place.transfer):
             if packed.layout.bits != self.encoding.bits:
                 packed = ggml.in_bytes(packed, self.encoding)
             packed = with_smaller_supergroups(packed, self.encoding)
@@ -191,14 +192,15 @@ class QuantBlocks:
                 packed = with_columns_moved(packed, self.columns.shape)
             yield packed
 
-    def _as_stored(self, pieces: Iterator[Tensor]) -> Iterator[Packed]:
+    def _as_stored(self, select: Select, transfer: RowTransfer) -> Iterator[Packed]:
         """The rows of bytes as tensors, on their device; each is valid until the next one."""
         from luceasync.models.quant.packed import empty
 
         encoding, room = ggml.ENCODINGS[self.kind.name], None
-        for piece in pieces:
+        by_compiled_loops = transfer.is_on_host and ggml.can_unpack(encoding)
+        for piece in transfer.pieces(self.rows.selected(select)):
             blocks = piece.unflatten(1, (-1, self.kind.block_bytes))
-            if not ggml.can_unpack(encoding, piece.device):
+            if not by_compiled_loops:
                 yield ggml.pack(encoding, blocks)
                 continue
             if room is None:  # no later piece is larger than the first

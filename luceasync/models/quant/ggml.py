@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from luceasync.models.quant.encoding import QuantEncoding
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from luceasync.models.quant.packed import Packed
@@ -79,11 +78,11 @@ def pack(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     return _PACK[encoding.name](encoding, blocks)
 
 
-def can_unpack(encoding: QuantEncoding, device: torch.device) -> bool:
-    """Whether `unpack` takes blocks of this type that are on this device."""
+def can_unpack(encoding: QuantEncoding) -> bool:
+    """Whether `unpack` takes blocks of this type."""
     from luceasync.cyext.blocks import KINDS
 
-    return device.type == "cpu" and encoding.name in KINDS
+    return encoding.name in KINDS
 
 
 def unpack(encoding: QuantEncoding, blocks: Tensor, room: Packed) -> Packed:

@@ -44,7 +44,7 @@ def test_compiled_loops_fill_the_same_tensors_and_no_row_more(name: str):
     room = empty(encoding, 39, 5 * TYPES[name].block_items, blocks.device)
     for tensor in room.tensors.values():
         tensor.view(torch.uint8).fill_(0xA5)
-    assert can_unpack(encoding, blocks.device)
+    assert can_unpack(encoding)
     found, expected = unpack(encoding, blocks, room).tensors, pack(encoding, blocks).tensors
     assert found.keys() == expected.keys()
     for part, tensor in expected.items():
