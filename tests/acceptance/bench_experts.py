@@ -2,10 +2,8 @@
 
     python -m tests.acceptance.bench_experts [--context 512] [--threads 2] [--peer PYTHON]
 
-Random weights: 4 layers, 2,048 wide, 64 experts of 768, 8 of them for each token. Prompts and
-slices of four tokens take turns; `--peer` is an interpreter that has llama-cpp-python. Seconds are
-those of the clock and, as other programs may run, of the processor; `paired` is the median of each
-turn's ratio, with its quartiles.
+Random weights: 4 layers of 64 experts. `--peer` is an interpreter with llama-cpp-python; the two
+take turns. `paired` is the median of each turn's ratio, with its quartiles.
 """
 
 from __future__ import annotations

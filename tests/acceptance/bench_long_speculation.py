@@ -1,15 +1,10 @@
-"""Speculation where a long context stands before: what it costs where it hardly pays, and when the
-first token comes after a restore.
+"""Speculation behind a long context where it hardly pays, and the first token after a restore.
 
-    python -m tests.acceptance.bench_long_speculation [--context 100000] [--shape NAME]
-        [--device cpu:0] [--dtype fp32] [--tokens 400] [--rounds 7] [--letters 4]
+    python -m tests.acceptance.bench_long_speculation [--context 100000] [--shape NAME] [--letters 4]
+        [--device cpu:0] [--dtype fp32] [--tokens 400] [--rounds 7]
 
-A model of random weights, by default a tiny hybrid with a head that drafts. It draws each token of
-an answer from a few letters, so that a copied or drafted token is right about as often as stated:
-with four of them rounds give 1.3 tokens, if they are run. Engines without speculation, with lookup,
-and with the head and lookup answer in turns; then each starts anew, several times, and restores the
-same prompt from files that the system has in memory. Prints Markdown tables: tokens a second after
-the first token and this process's time of a token, medians of pairs; and the first token's seconds.
+A model of random weights draws each token from a few letters: with four, rounds give 1.3 tokens.
+Engines without speculation, with lookup, and with MTP and lookup take turns.
 """
 
 from __future__ import annotations

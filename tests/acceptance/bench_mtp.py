@@ -1,14 +1,10 @@
-"""Rounds of a head that drafts (MTP), beside plain steps, with as many tokens accepted as stated.
+"""Rounds of MTP beside plain steps, with 2.6 tokens accepted of 3 rows or more; random weights.
 
     python -m tests.acceptance.bench_mtp [--shape qwen3.5-27b:Q4_K_M] [--device cuda:0]
         [--lanes 1,4] [--context 1024] [--rounds 12] [--head-rows 32768]
 
-Random weights: what rounds accept is forced, 2.6 tokens of 3 rows or more. Prints Markdown tables,
-in ms and in plain steps: rounds in which the host takes part, of 2 to 4 rows that are drafted and 2
-to 32 that are copied; then steps and drafted rounds in a row, as greedy lanes are served, where the
-device accepts and the host queues the next round before it has read the last one (on GPUs; on CPUs
-the host takes part in all), with the tokens per second beside plain. The last line has the costs as
-tests.acceptance.simulate_choice takes them (--costs).
+Prints rounds in which the host takes part, by number of rows, then steps and rounds in a row, as
+greedy lanes are served. The last line has the costs for tests.acceptance.simulate_choice.
 """
 
 from __future__ import annotations

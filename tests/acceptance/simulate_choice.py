@@ -1,13 +1,9 @@
 """What choosing a drafter for every round loses to the best fixed one, by kind of text.
 
-    python -m tests.acceptance.simulate_choice [--answers 40] [--kinds prose]
-        [--costs 2:1.39,4:1.49,...,drafted:0.04] [--long]
+    python -m tests.acceptance.simulate_choice [--answers 40] [--kinds prose] [--costs 2:1.39,...]
 
-The code that chooses is the server's own, and so are the copies; nothing else runs: the answers are
-known, a model drafter is right as often as its slots say, and each step takes the time that is
-stated for it, or measured (--costs: plain steps by number of verified rows, and of a drafted token;
-tests.acceptance.bench_mtp prints them). Prints a Markdown table; exit status 1 if more is lost than
-may be.
+The code that chooses and copies is the server's own; answers, the drafter's accuracy and the time
+of each step (--costs, see bench_mtp) are given. Exits with 1 if more is lost than allowed.
 """
 
 from __future__ import annotations
