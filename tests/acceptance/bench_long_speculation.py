@@ -1,7 +1,7 @@
 """Speculation behind a long context where it hardly pays, and the first token after a restore.
 
-    python -m tests.acceptance.bench_long_speculation [--context 100000] [--shape NAME] [--letters 4]
-        [--device cpu:0] [--dtype fp32] [--tokens 400] [--rounds 7]
+    python -m tests.acceptance.bench_long_speculation [--context 100000] [--shape NAME]
+        [--device cpu:0] [--dtype fp32] [--tokens 400] [--rounds 7] [--letters 4]
 
 A model of random weights draws each token from a few letters: with four, rounds give 1.3 tokens.
 Engines without speculation, with lookup, and with MTP and lookup take turns.
