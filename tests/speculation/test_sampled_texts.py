@@ -37,7 +37,7 @@ class Sampled:
 
     def __init__(self, folder: Path, drafter: str) -> None:
         model_dir = mtp_models.save(folder, cycle=4)
-        config, files = config_of(model_dir, num_shards=1), ModelFiles(model_dir)
+        config, files = config_of(model_dir, ("cpu:0",)), ModelFiles(model_dir)
         config = replace(config, engine=replace(config.engine, parallel=NUM_LANES))
         report, _ = plan_with_drafter(config, files)
         mtp = mtp_of(config, files, report.plan.devices, report.plan.precision)
