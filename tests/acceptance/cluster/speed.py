@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -58,7 +58,7 @@ PATIENCE_S = 60.0
 CONTEXT = 256  # tokens before a step
 LEAST_GAIN = 1.5
 NUM_PINGS = 300
-LEAST_CORES, MOST_CORES = 4, 7  # of a machine, for steps: fewer would share them with the link
+MOST_CORES = 7  # of a machine, for steps: the rest is the link's
 LISTEN = "tests.acceptance.cluster.speed"
 
 
@@ -137,6 +137,16 @@ def _with_packages(path: Path) -> Path:
     return path
 
 
+def _pinned(program: Path, cores: Sequence[int]) -> Path:
+    """The program on these cores, as that of another machine is."""
+    if not cores:
+        return program
+    command, pinned = program.read_text(), program.with_name("pinned-backend")
+    pinned.write_text(command.replace("exec ", f"exec taskset -c {','.join(map(str, cores))} "))
+    pinned.chmod(0o755)
+    return pinned
+
+
 def _cores(machine: int, least: int) -> list[int]:
     """Half of the cores; none if they are fewer than `least`."""
     cores = sorted(os.sched_getaffinity(0))
@@ -153,10 +163,7 @@ def check_speed(report: Report, options: argparse.Namespace) -> None:
         register_random_format()
         plan = plan_for(shape, names, parallel=1, max_ctx_tokens=2 * CONTEXT, dtype="fp32")
         write_model(folder, shape, "fp32")
-        program, cores = (
-            _backend_program(folder),
-            [_cores(machine, LEAST_CORES) for machine in (0, 1)],
-        )
+        program, cores = _backend_program(folder), [_cores(machine, 1) for machine in (0, 1)]
         words = [sys.executable, "-m", LISTEN, str(program), ",".join(map(str, cores[1]))]
         machine = closing.enter_context(machine_of(words, delay_s, options.machines))
         if cores[0]:
@@ -169,7 +176,7 @@ def check_speed(report: Report, options: argparse.Namespace) -> None:
         opened = {
             "one process": closing.enter_context(_opened(folder, plan, {})),
             "two processes": closing.enter_context(
-                _opened(folder, two, {1: BackendProgram(program)})
+                _opened(folder, two, {1: BackendProgram(_pinned(program, cores[1]))})
             ),
             "two machines": closing.enter_context(_opened(folder, _on_machine(two), {1: link})),
         }
