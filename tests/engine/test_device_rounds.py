@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from luceasync.config import Config, DraftConfig, EngineConfig, KvFlashConfig, ModelConfig
-from luceasync.engine import streams
+from luceasync.engine import load, streams
 from luceasync.engine.decoding import LaneDecoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import DecodeWith, speculate
@@ -263,8 +264,13 @@ async def mixed(engine: LocalEngine) -> list[Answer]:
     ("parallel", "pool_tokens"), [(4, None), (1, None), (2, 512)], ids=["four", "one", "a pool"]
 )
 async def test_answers_with_the_head_in_the_weights_are_those_without_it(
-    head_dir: Path, parallel: int, pool_tokens: int | None, queued: list[str]
+    head_dir: Path,
+    parallel: int,
+    pool_tokens: int | None,
+    queued: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(load, "load_mtp", partial(load.load_mtp, in_rounds=True))
     async with started(head_dir, parallel, pool_tokens) as engine:
         expected = await mixed(engine)
         whole = [(p, await ask(engine, p, max_tokens=90)) for p in PROMPTS[:1]]
