@@ -194,7 +194,8 @@ def shape_of(name: str) -> Shape:
 
 def _of_medium(name: str, num_layers: int) -> str:
     """The types of Q4_K_M: Q6_K for the head, and in half of the layers for value and down
-    projections; Q5_K for matrices that combine queries, keys and values.
+    projections; Q5_K for matrices that combine queries, keys and values; Q4_K for matrices
+    of no layer, such as an MTP head's.
     """
     if "embed_tokens" in name:
         return "Q4_K"
@@ -202,8 +203,10 @@ def _of_medium(name: str, num_layers: int) -> str:
         return "Q6_K"
     if "in_proj_qkv" in name:
         return "Q5_K"
-    layer = int(re.search(r"layers\.(\d+)\.", name)[1])  # type: ignore[index]
-    eighth = num_layers // 8
+    found = re.search(r"layers\.(\d+)\.", name)
+    if found is None:
+        return "Q4_K"
+    layer, eighth = int(found[1]), num_layers // 8
     is_fine = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
     return "Q6_K" if is_fine and ("v_proj" in name or "down_proj" in name) else "Q4_K"
 

@@ -4,9 +4,17 @@ import psutil
 import pytest
 
 from luceasync.bench.model import plan_for
-from luceasync.bench.shapes import AGENTS, SHAPES, SMALL, prefill_flops, step_bytes
+from luceasync.bench.shapes import (
+    AGENTS,
+    SHAPES,
+    SMALL,
+    encoding_of,
+    prefill_flops,
+    step_bytes,
+)
 from luceasync.models.encodings import DenseEncoding
 from luceasync.models.files import parse_spec
+from luceasync.models.quant.ggml import ENCODINGS
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -84,3 +92,9 @@ def test_prefill_computes_layers_for_every_token_and_attends_to_half_of_the_pair
     query_dim, num_attention = 2 * 64, 2  # one layer in four of eight
     flops = prefill_flops(spec, 10)
     assert flops == 2 * layers * 10 + num_attention * 2 * 100 * query_dim
+
+
+def test_medium_files_have_a_type_for_the_matrices_of_an_mtp_head() -> None:
+    encoding = encoding_of("Q4_K_M", num_layers=64)
+    assert encoding("mtp.fc.weight") == ENCODINGS["Q4_K"]
+    assert encoding("mtp.norm.weight") == DenseEncoding()

@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
+def interpreter_that_is_quick(request: pytest.FixtureRequest) -> None:
+    """Mend and hasten Triton's interpreter, where kernels run in it. Its classes are the compiler's
+    too, which must not be touched.
+    """
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        for patch in (
+            "scalars_of_new_numpy",
+            "one_patch_for_each_launch",
+            "types_made_once",
+            "equal_types_are_not_converted",
+            "operands_that_fit_are_taken_as_they_are",
+        ):
+            request.getfixturevalue(patch)
+
+
+@pytest.fixture
 def scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy 2.4 no longer accepts the interpreter's one-element arrays as loop bounds."""
     from triton.runtime import interpreter
@@ -31,7 +49,7 @@ def scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_and_index)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter patches Triton's language at a launch, and again at every call of a device
     function, which takes most of its time. Patch it once.
@@ -68,7 +86,7 @@ def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def types_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each operation the interpreter describes the type of the result anew, which takes a third
     of its time. Let results of equal types share what describes them; nothing changes that.
@@ -110,7 +128,7 @@ def types_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_type_once)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def equal_types_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each operation the interpreter converts both sides to one type and one shape, which
     takes long where nothing is to be done. Return them at once then.
@@ -137,7 +155,7 @@ def equal_types_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def operands_that_fit_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each operation on two numbers the interpreter derives their common type, makes blocks of
     one shape of them, and repeats an integer operation with 64 bits to find an overflow, as a dozen
