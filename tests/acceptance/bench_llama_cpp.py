@@ -296,9 +296,8 @@ def main() -> None:
         path = write(Path(folder), shape)
         for num_slots in budgets:
             all_resident = num_slots is None
-            own = ours(
-                path, given.device, given.context, prompts if all_resident else [], num_slots
-            )
+            asked = prompts if all_resident else []
+            own = ours(path, given.device, given.context, asked, num_slots)
             peer: dict[str, float] = {}
             if given.llama_bench is not None:
                 num_layers, count = shape["num_hidden_layers"], shape.get("num_experts", 1)
