@@ -259,7 +259,8 @@ class SpeculativeDecoding:
         its tokens to every generation that it was queued for, even those not in `asked`."""
         after = None
         if alone and self._force is None and step.is_likely_followed(asked):
-            after = self._speculator.queue_after(step.queued, alone=alone)
+            anchors = anchors_of([g for g in step.generations if g is not None])
+            after = self._speculator.queue_after(step.queued, anchors, alone=alone)
         meanwhile()
         tokens = self._speculator.arrived(step.queued)
         taken: list[tuple[int, int] | None] = []  # begin, and how many rows stand

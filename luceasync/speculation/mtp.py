@@ -49,6 +49,7 @@ HOST = torch.device("cpu")
 NAME = "mtp"
 BLOCK = 4  # rows of its largest rounds: three drafted tokens
 NOWHERE = -1  # no text goes on there
+LATE_TOKENS = 16  # of plain steps in a row, which are taken up at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class MtpPlacement:
 
     def footprint(self, precision: Precision) -> DraftFootprint:
         """Its bytes beside the model; a lane's do not grow with its context."""
-        num_rows = 1 + (OTHER_ROWS if self.head_rows else 0)  # of hidden numbers
+        num_rows = 1 + LATE_TOKENS + (OTHER_ROWS if self.head_rows else 0)  # of hidden numbers
         numbers = (RING_TOKENS + 2) * 2 * context_spec(self.spec).attention.kv_dim
         numbers += num_rows * self.spec.hidden_size
         return DraftFootprint(self.device, self.weight_bytes, 0, numbers * precision.weight_bytes)
@@ -139,6 +140,12 @@ class MtpPasses:
         self._is_beside = is_beside
         self._parts: dict[tuple[RoundShape, int | None], DraftInRounds] = {}
         self._ends = [0] * num_lanes  # of what was absorbed; NOWHERE: of more than the text has
+        # Plain steps that are still to be taken up, all of the same lanes.
+        shape = num_lanes, LATE_TOKENS, network.pending.shape[1]
+        self._late_rows = torch.zeros(shape, dtype=network.dtype, device=network.device)
+        self._late_tokens = np.zeros(shape[:2], dtype=np.int64)
+        self._late_lanes: list[int] = []
+        self._num_late = 0
         for lane in range(num_lanes):
             network.restart(lane, 0)
 
@@ -154,6 +161,7 @@ class MtpPasses:
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: RoundShape
     ) -> Proposal:
         """See DraftPasses. The proposal is on the head's device."""
+        self._take_up_late()
         self._go_on(lanes, begins)
         num_tokens = shape.block - 1
         reach = self.network.reach_for(max(begins) + num_tokens)
@@ -177,22 +185,67 @@ class MtpPasses:
     ) -> None:
         [tap] = taps
         check_rows(len(self._ends), len(tap), tap.shape[1], lanes, begins, paths)
+        if num_rows == 1 and all(map(len, paths)) and tokens.device == HOST:
+            self._absorb_late(tap, lanes, begins, tokens)
+            return
+        self._take_up_late()
         self._go_on(lanes, begins)
-        counts = [len(path) for path in paths]
-        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
-        index = on_host([*lanes, *begins, *counts, *chain(*padded)], np.int64)
         with self._on_device():
             here = self._transfer(tap, self.network.device)
-            key = ("absorb", tokens.device)  # a captured pass takes them from one device
-            self._run(key, self._absorb, index, tokens, here)
-        for lane, begin, count in zip(lanes, begins, counts, strict=True):
-            self._ends[lane] = begin + count
+            self._run_absorb(here, lanes, begins, paths, num_rows, tokens)
+        for lane, begin, path in zip(lanes, begins, paths, strict=True):
+            self._ends[lane] = begin + len(path)
+
+    def _absorb_late(
+        self, tap: Tensor, lanes: Sequence[int], begins: Sequence[int], tokens: Tensor
+    ) -> None:
+        """Keep a row of each lane until rounds want it, or there are many: while the head rests a
+        step then waits for a copy and not for a pass.
+        """
+        if [*lanes] != self._late_lanes or self._num_late == LATE_TOKENS:
+            self._take_up_late()
+        self._go_on(lanes, begins)
+        self._late_lanes = [*lanes]
+        with self._on_device():
+            here = self._transfer(tap, self.network.device)
+            self._late_rows[: len(lanes), self._num_late] = here[:, 0]
+        self._late_tokens[: len(lanes), self._num_late] = tokens[:, 0]
+        self._num_late += 1
+        for lane, begin in zip(lanes, begins, strict=True):
+            self._ends[lane] = begin + 1
+
+    def _take_up_late(self) -> None:
+        """Absorb the rows of plain steps that were kept."""
+        count, lanes = self._num_late, self._late_lanes
+        if not count:
+            return
+        self._num_late = 0
+        rows, tokens = self._late_rows[: len(lanes)], self._late_tokens[: len(lanes)]
+        begins = [self._ends[lane] - count for lane in lanes]
+        with self._on_device():
+            index = rows, lanes, begins, [range(count)] * len(lanes), LATE_TOKENS
+            self._run_absorb(*index, on_host(tokens, np.int64))
+
+    def _run_absorb(
+        self,
+        rows: Tensor,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+        tokens: Tensor,
+    ) -> None:
+        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
+        index = on_host([*lanes, *begins, *map(len, paths), *chain(*padded)], np.int64)
+        key = ("absorb", tokens.device)  # a captured pass takes them from one device
+        self._run(key, self._absorb, index, tokens, rows)
 
     def absorb_chunk(
         self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int, tokens: Tensor
     ) -> None:
         [tap] = taps
         num_rows = tap.shape[1]
+        self._take_up_late()
         if begin != self._ends[lane]:
             self.reset(lane, begin)
         if self._vocabulary is not None:
@@ -229,7 +282,7 @@ class MtpPasses:
         for shape in shapes:
             self.propose([0], [-1], [0], shape)
         here = {(shape.num_rows, device) for shape in shapes}
-        for count, where in here | {(n, HOST) for n in (1, *num_rows, *self._short_rows)}:
+        for count, where in here | {(n, HOST) for n in (LATE_TOKENS, *num_rows, *self._short_rows)}:
             index = on_host([-1, *[0] * (2 + count)], np.int64)
             tokens = torch.zeros(1, count, dtype=torch.int64, device=where)
             with self._on_device():
@@ -238,6 +291,7 @@ class MtpPasses:
 
     def reset(self, lane: int, begin: int = 0) -> None:
         if lane >= 0:
+            self._take_up_late()
             self._ends[lane] = begin
             self.network.restart(lane, begin)
             if self._vocabulary is not None:
@@ -277,7 +331,12 @@ class MtpPasses:
             network.absorb(tap, proposed, *places, rows.long())
 
         work = RoundWork(shape.block, propose, absorb)
-        return DraftInRounds(work, self._go_on, self._kept)
+        return DraftInRounds(work, self._begin_rounds, self._kept)
+
+    def _begin_rounds(self, lanes: Sequence[int], begins: Sequence[int]) -> None:
+        """See DraftInRounds."""
+        self._take_up_late()
+        self._go_on(lanes, begins)
 
     def _kept(self, lane: int, begin: int, num_tokens: int, end: int) -> None:
         """See DraftInRounds. The state of a token that does not stand leads nowhere: a lane that

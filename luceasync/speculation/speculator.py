@@ -372,22 +372,25 @@ class Speculator:
         return QueuedRound(lanes, plan, rounds, part, coming, ends, *timing)
 
     @inference_mode
-    def queue_after(self, queued: QueuedRound, *, alone: bool) -> QueuedRound | None:
+    def queue_after(
+        self, queued: QueuedRound, anchors: Sequence[Anchor], *, alone: bool
+    ) -> QueuedRound | None:
         """Queue the round after a queued one whose tokens have not been read. None, and nothing is
-        queued, unless the plan for these lanes stays the same whatever tokens they get.
+        queued, unless the plan for these lanes would be the same if the next round were planned now
+        that they stand at `anchors`: a copy that begins in the round under way is one round late.
         """
         plan, shape = queued.plan, queued.plan.shape
         assert shape is not None, "a round has a shape"
-        if self._promising or self._costs.is_due(len(queued.lanes), shape):
+        promises = self.promises(anchors) if self._promising else ()
+        if self._costs.is_due(len(queued.lanes), shape):
             return None
-        if not queued.num_more:
-            self.foresee(queued.lanes, plan, alone=alone)
-            if self._foreseen is None:
-                return None
-            plan = self._foreseen.plan
-            if (plan.shape, plan.speculating) != (shape, queued.lanes) or plan.others:
-                return None
+        if not queued.num_more or any(promises):
             self._foreseen = None
+            plan = self.plan(queued.lanes, alone=alone, promises=promises)
+            if (plan.shape, plan.speculating) != (shape, queued.lanes) or plan.others:
+                if not any(promises):
+                    self._foreseen = _Foreseen(queued.lanes, alone, plan)
+                return None
         ends = [end + shape.block for end in queued.ends]
         if self._by_name[shape.drafter].in_rounds(shape, max(ends)) is not queued.part:
             return None  # another graph

@@ -28,6 +28,7 @@ from luceasync.request import Constraint, Request, Sampling, TokenPrompt
 from luceasync.speculation.choice import RoundShape, StepCosts
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.drafter import BlockDrafter
+from luceasync.speculation.lookup import LOOKUP
 from luceasync.speculation.speculator import Speculator
 from tests import tiny
 from tests.pipeline.recaptured import recaptured
@@ -108,10 +109,10 @@ class KnowingDraft:
 
 
 class Cheap(StepCosts):
-    """A round always pays."""
+    """A round always pays; one that copies takes longer than others."""
 
     def seconds(self, num_lanes, shape):
-        return 1.0
+        return 4.0 if shape is not None and shape.drafter == LOOKUP else 1.0
 
     def is_due(self, num_lanes, shape):
         return False
@@ -261,12 +262,15 @@ async def mixed(engine: LocalEngine) -> list[Answer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("parallel", "pool_tokens"), [(4, None), (1, None), (2, 512)], ids=["four", "one", "a pool"]
+    ("parallel", "pool_tokens", "lookup"),
+    [(4, None, "off"), (1, None, "off"), (2, 512, "off"), (1, None, "on")],
+    ids=["four", "one", "a pool", "beside lookup"],
 )
 async def test_answers_with_the_head_in_the_weights_are_those_without_it(
     head_dir: Path,
     parallel: int,
     pool_tokens: int | None,
+    lookup: str,
     queued: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -282,7 +286,7 @@ async def test_answers_with_the_head_in_the_weights_are_those_without_it(
 
     with recaptured():
         async with started(
-            head_dir, parallel, pool_tokens, draft="mtp", decode_with=decode_with
+            head_dir, parallel, pool_tokens, "mtp", lookup, decode_with=decode_with
         ) as engine:
             rehearsed = len(queued)
             assert await mixed(engine) == expected
@@ -291,6 +295,7 @@ async def test_answers_with_the_head_in_the_weights_are_those_without_it(
     num_started, num_queued = (queued[rehearsed:].count(name) for name in ("start", "queue"))
     assert status is not None and sum(status.accepted_by_slot) > 40
     assert num_queued > 1.5 * num_started if pool_tokens is None else not num_queued
+    assert {*status.drafters} == {"mtp"} | ({LOOKUP} if lookup == "on" else set())
 
 
 @asynccontextmanager
@@ -299,12 +304,13 @@ async def started(
     parallel: int,
     pool_tokens: int | None = None,
     draft: str = "none",
+    lookup: str = "off",
     decode_with: DecodeWith = speculate,
 ) -> AsyncIterator[LocalEngine]:
     config = Config(
         model=ModelConfig(model_dir=model_dir, dtype="fp32"),
         engine=EngineConfig(max_ctx_tokens=512, parallel=parallel),
-        draft=DraftConfig(draft, lookup="off"),
+        draft=DraftConfig(draft, lookup=lookup),  # type: ignore[arg-type]
         kvflash=KvFlashConfig(pool_tokens),
     )
     async with build_engine(config, decode_with=decode_with) as engine:

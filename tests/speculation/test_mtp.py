@@ -156,6 +156,28 @@ def test_plain_steps_are_taken_up_too(loaded: Loaded, slow: SlowHead):
     assert loaded.drafted(0, 24, ids[24]) == slow.draft(ids, NUM_DRAFTED)
 
 
+def test_plain_steps_of_lanes_that_come_and_go_are_taken_up(loaded: Loaded, slow: SlowHead):
+    """However many there are in a row; a lane begins anew in between."""
+    texts, ends = {lane: text(lane + 20) for lane in range(3)}, dict.fromkeys(range(3), 5)
+    for lane, ids in texts.items():
+        loaded.prefill(lane, 0, ids[:5])
+    for lanes, num_steps in (((0, 1), 20), ((0,), 3), ((2, 0), 18), ((1, 2, 0), 5)):
+        for _ in range(num_steps):
+            begins = [ends[lane] for lane in lanes]
+            loaded.backend.decode(lanes, begins, [texts[lane][ends[lane]] for lane in lanes])
+            loaded.backend.send_taps(loaded.passes, lanes, begins, [[0]] * len(lanes), 1)
+            ends |= {lane: ends[lane] + 1 for lane in lanes}
+        if lanes == (0,):
+            loaded.backend.reset(1)
+            loaded.speculator.start(1)
+            loaded.prefill(1, 0, texts[1][:5])
+            ends[1] = 5
+    assert [*ends.values()] == [51, 10, 28]
+    for lane, end in ends.items():
+        ids = texts[lane][: end + 1]
+        assert loaded.drafted(lane, end, ids[-1]) == slow.draft(ids, NUM_DRAFTED)
+
+
 def test_a_lane_that_was_restored_drafts_from_what_came_since(loaded: Loaded, slow: SlowHead):
     ids = text(9)
     loaded.backend.prefill(3, 0, ids[:40], project=False)  # as a restore: the head hears nothing
@@ -245,7 +267,7 @@ class InRounds:
         del self._proposed[:-1]  # those of captures
         for missing in reversed(range(num_rounds)):
             assert queued is not None, "the host takes part"
-            after = self.speculator.queue_after(queued, alone=True) if missing else None
+            after = self.speculator.queue_after(queued, (), alone=True) if missing else None
             tokens = self.speculator.arrived(queued)
             proposed = self._proposed.pop(0) if self._proposed else {}
             taken = [self._take(*each, proposed) for each in zip(lanes, tokens, strict=True)]
@@ -361,7 +383,7 @@ def test_what_was_run_ahead_of_a_text_is_not_taken_for_its_own(
     place = LaneText(0, len(ids) - 1, ids[-1], 99, ())
     queued = rounds.speculator.queue([place], RoundPlan(SHAPE, (0,), False))
     assert queued is not None
-    after = rounds.speculator.queue_after(queued, alone=True)
+    after = rounds.speculator.queue_after(queued, (), alone=True)
     [given] = rounds.speculator.arrived(queued)
     rounds.speculator.settle(queued, [(len(ids) - 1, len(given))], [given], after)
     begin = len(ids) + len(given) - 1  # the second round's tokens are not taken

@@ -106,9 +106,9 @@ def test_rounds_in_a_row_change_no_answer(opened, monkeypatch: pytest.MonkeyPatc
     """On a GPU the next one begins before the host has read the last one."""
     num_after, queue_after = 0, Speculator.queue_after
 
-    def counted(self, queued, *, alone):
+    def counted(self, queued, anchors, *, alone):
         nonlocal num_after
-        after = queue_after(self, queued, alone=alone)
+        after = queue_after(self, queued, anchors, alone=alone)
         num_after += after is not None
         return after
 
