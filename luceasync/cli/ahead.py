@@ -1,5 +1,5 @@
-"""Work that a start does while Python is importing torch: weights are read into the page cache, and
-a GPU's driver is started.
+"""Makes a start shorter: while Python is importing torch, weights are read into the page cache and
+a GPU's driver is started; and what of torch only its compiler needs is not imported.
 
 Owns the threads that do it. They are not waited for, and whatever they fail to do is done later.
 Imports no torch.
@@ -11,10 +11,12 @@ import ctypes
 import logging
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 
@@ -28,8 +30,14 @@ log = logging.getLogger(__name__)
 CUDA_DRIVER = "libcuda.so.1"
 CUDA, DEFAULT_DEVICE = "cuda:", "cuda:0"
 
+# Shapes of results, which torch's compiler asks for: registering them for each operator takes a
+# quarter of the time of `import torch`.
+SHAPES_FOR_THE_COMPILER = "torch._meta_registrations"
+
 NUM_THREADS = 4
-PIECE_BYTES = 4 << 20
+# One call reads a piece into the same buffer again and again: after each call a thread waits up to
+# 5 ms for the interpreter's lock, which the thread that imports holds.
+PIECE_BYTES, BUFFER_BYTES = 64 << 20, 4 << 20
 PROBE_BYTES = 4096  # at either end of a piece; the pages between them are usually in the same state
 MEMORY_SHARE = 2  # the fraction of available memory that is filled, as its reciprocal
 
@@ -46,19 +54,52 @@ def begun_ahead(config: Config, model: ModelFiles) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Leave out of an `import torch` within the context what only torch's compiler uses. It may be
+    imported later, and must be before torch.compile.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    empty = sys.modules[SHAPES_FOR_THE_COMPILER] = ModuleType(SHAPES_FOR_THE_COMPILER)
+    try:
+        yield
+    finally:
+        if sys.modules.get(SHAPES_FOR_THE_COMPILER) is empty:
+            del sys.modules[SHAPES_FOR_THE_COMPILER]
+
+
+def hash_triton(placement: PlacementConfig) -> None:
+    """Import torch, and start to hash Triton's files in a thread if this process will open a GPU:
+    it then ends before the first kernel is needed.
+    """
+    import torch
+
+    if _nvidia_devices(placement) and torch.cuda.is_available():
+        from luceasync.kernels.kernel import hash_ahead
+
+        hash_ahead()
+
+
 def start_driver(placement: PlacementConfig) -> threading.Thread | None:
     """Start NVIDIA's driver in a thread, with the contexts of the devices that this process will
     open; torch reuses both. Returns None, and does nothing, if there is no such driver or device.
     """
-    names = named_devices(placement.device, placement.devices) or (DEFAULT_DEVICE,)
-    here = names[:1] if placement.ipc == "always" else names
-    indices = [int(name.removeprefix(CUDA)) for name in here if name.startswith(CUDA)]
+    indices = _nvidia_devices(placement)
     if not indices:
         return None
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before that
     thread = threading.Thread(target=_start_driver, args=[indices], name="driver", daemon=True)
     thread.start()
     return thread
+
+
+def _nvidia_devices(placement: PlacementConfig) -> list[int]:
+    """The numbers of NVIDIA's GPUs that this process may open."""
+    names = named_devices(placement.device, placement.devices) or (DEFAULT_DEVICE,)
+    here = names[:1] if placement.ipc == "always" else names
+    return [int(name.removeprefix(CUDA)) for name in here if name.startswith(CUDA)]
 
 
 def _start_driver(indices: Sequence[int]) -> None:
@@ -102,14 +143,14 @@ class Prefetch:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        content = mmap.mmap(-1, PIECE_BYTES)
+        buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))
         try:
             while not self._is_closed and (piece := self._next()) is not None:
                 path, begin, end = piece
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     if not _is_cached(fd, begin, end):
-                        os.preadv(fd, [memoryview(content)[: end - begin]], begin)
+                        _read(fd, begin, end, buffer)
                 finally:
                     os.close(fd)
         except OSError as error:
@@ -128,6 +169,14 @@ def _pieces(paths: Sequence[Path], limit_bytes: int) -> Iterator[tuple[Path, int
         limit_bytes -= num_bytes
         for begin in range(0, num_bytes, PIECE_BYTES):
             yield path, begin, min(begin + PIECE_BYTES, num_bytes)
+
+
+def _read(fd: int, begin: int, end: int, buffer: memoryview) -> None:
+    """Read bytes [begin, end), which are dropped, or as many as there are. Raises OSError."""
+    while begin < end:
+        num_whole, rest_bytes = divmod(end - begin, len(buffer))
+        count = os.preadv(fd, [*[buffer] * num_whole, buffer[:rest_bytes]], begin)
+        begin = begin + count if count else end
 
 
 def _is_cached(fd: int, begin: int, end: int) -> bool:

@@ -20,7 +20,7 @@ import psutil
 import uvloop
 from rich.console import Console
 
-from luceasync.cli.ahead import begun_ahead
+from luceasync.cli.ahead import begun_ahead, hash_triton, without_compiler
 from luceasync.cli.output import LoadingBar, count_text, loading_bar
 from luceasync.config import Config
 from luceasync.disk_cache.directory import make_usable
@@ -154,7 +154,8 @@ def run_server(config: Config, model: ModelFiles) -> None:
 
 
 def _run_server(config: Config, model: ModelFiles) -> None:
-    with frozen_imports():
+    with frozen_imports(), without_compiler():
+        hash_triton(config.placement)
         from luceasync.engine.start import build_engine
 
     keep_large_blocks_apart()

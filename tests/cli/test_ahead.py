@@ -1,25 +1,37 @@
 """Weights are read ahead into the page cache, if they are not there, and a driver is started."""
 
+import importlib
 import os
+import sys
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from luceasync.cli import ahead as module
 from luceasync.cli.ahead import (
     CUDA_DRIVER,
     NUM_THREADS,
-    PIECE_BYTES,
     PROBE_BYTES,
+    SHAPES_FOR_THE_COMPILER,
     Prefetch,
     start_driver,
+    without_compiler,
 )
 from luceasync.config import PlacementConfig
 
 WAIT_S = 30.0
+PIECE_BYTES = 4 << 20
 NUM_BYTES = 3 * PIECE_BYTES + 5000
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of which a small file has several, each read in three parts."""
+    monkeypatch.setattr(module, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(module, "BUFFER_BYTES", PIECE_BYTES // 3)
 
 
 def is_cached(path: Path, at: int) -> bool:
@@ -58,7 +70,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def watched(fd: int, views: list[memoryview], at: int, flags: int = 0) -> int:
         if not flags:
-            found.append(len(views[0]))
+            found.append(sum(map(len, views)))
         return read(fd, views, at, flags)
 
     monkeypatch.setattr(os, "preadv", watched)
@@ -111,7 +123,7 @@ def test_nothing_more_is_read_once_it_is_closed(
         num_begun += 1
         begun.release()
         assert may_go.wait(WAIT_S)
-        return len(views[0])
+        return sum(map(len, views))
 
     monkeypatch.setattr(os, "preadv", held)
     ahead = Prefetch([tmp_path / "weights"] * 5)
@@ -177,3 +189,21 @@ def test_a_machine_without_a_driver_starts_all_the_same(monkeypatch: pytest.Monk
     thread = start_driver(PlacementConfig())
     assert thread is not None
     thread.join(WAIT_S)
+
+
+def test_torch_is_imported_without_what_its_compiler_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, torch.__name__)
+    monkeypatch.delitem(sys.modules, SHAPES_FOR_THE_COMPILER)
+    with without_compiler():
+        empty = importlib.import_module(SHAPES_FOR_THE_COMPILER)
+    assert not hasattr(empty, "meta_index_Tensor")
+    assert SHAPES_FOR_THE_COMPILER not in sys.modules
+
+
+def test_a_torch_that_is_there_keeps_it() -> None:
+    before = sys.modules[SHAPES_FOR_THE_COMPILER]
+    with without_compiler():
+        assert importlib.import_module(SHAPES_FOR_THE_COMPILER) is before
+    assert sys.modules[SHAPES_FOR_THE_COMPILER] is before

@@ -9,6 +9,9 @@ import pytest
 
 CODE = """
 import asyncio, sys
+from luceasync.cli.ahead import without_compiler
+with without_compiler():
+    import torch
 from luceasync.config import Config, EngineConfig, PlacementConfig
 from luceasync.engine.start import build_engine
 from luceasync.request import Request, TextPrompt
@@ -26,6 +29,7 @@ async def answer():
 
 asyncio.run(answer())
 HEAVY = ("numba", "llvmlite", "triton", "torch._dynamo", "torch._inductor", "sympy")
+HEAVY += ("torch._meta_registrations", "torch._decomp")
 print([name for name in HEAVY if name in sys.modules])
 """
 

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from luceasync.cli.ahead import begun_ahead
+from luceasync.cli.ahead import begun_ahead, hash_triton, without_compiler
 from luceasync.cli.output import loading_bar
 from luceasync.config import Config
 from luceasync.errors import GenerationFailed, LuceasyncError, ModelError, Unavailable
@@ -204,7 +204,8 @@ async def open_local(config: Config, model: ModelFiles | None = None) -> AsyncIt
         raise ModelError(f"{model.path}: {NO_TEMPLATE}")
 
     with loading_bar(Console(stderr=True)) as bar, begun_ahead(config, model):
-        with frozen_imports():
+        with frozen_imports(), without_compiler():
+            hash_triton(config.placement)
             from luceasync.engine.start import build_engine
 
         bar.start()
