@@ -224,7 +224,7 @@ class MtpPasses:
         begins = [self._ends[lane] - count for lane in lanes]
         with self._on_device():
             index = rows, lanes, begins, [range(count)] * len(lanes), LATE_TOKENS
-            self._run_absorb(*index, on_host(tokens, np.int64))
+            self._run_absorb(*index, torch.from_numpy(tokens.copy()))
 
     def _run_absorb(
         self,
