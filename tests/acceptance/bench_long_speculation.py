@@ -4,7 +4,7 @@
         [--device cpu:0] [--dtype fp32] [--tokens 400] [--rounds 7] [--letters 4]
 
 A model of random weights draws each token from a few letters: with four, rounds give 1.3 tokens.
-Engines without speculation, with lookup, and with MTP and lookup take turns.
+Engines without speculation, with lookup, with MTP, and with both take turns.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ TINY = SMALL["qwen3_5"] | {
 FIRST_LETTER = 100  # ids that answers are made of
 NUM_PROMPT_IDS = 64  # of which prompts are made, with those letters
 ROOM_TOKENS = 2048
-PLAIN, COPIED, BOTH = "plain", "lookup", "head and lookup"
+PLAIN, COPIED, HEAD, BOTH = "plain", "lookup", "head", "head and lookup"
 WAYS = {
     PLAIN: DraftConfig("none"),
     COPIED: DraftConfig("lookup"),
+    HEAD: DraftConfig("mtp", lookup="off"),
     BOTH: DraftConfig("mtp", lookup="on"),
 }
 

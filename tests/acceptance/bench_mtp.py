@@ -118,7 +118,7 @@ def load(
     def opened() -> Iterator[RandomSource]:
         yield source
 
-    speculator, _ = load_mtp(mtp, plan, backend, opened, in_rounds=True)
+    speculator, _ = load_mtp(mtp, plan, backend, opened)
     return plan, backend, speculator
 
 

@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from luceasync.config import Config, DraftConfig, EngineConfig, KvFlashConfig, ModelConfig
-from luceasync.engine import load, streams
+from luceasync.config import (
+    Config,
+    DraftConfig,
+    EngineConfig,
+    KvFlashConfig,
+    ModelConfig,
+    PlacementConfig,
+)
+from luceasync.engine import streams
 from luceasync.engine.decoding import LaneDecoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import DecodeWith, speculate
@@ -262,20 +268,25 @@ async def mixed(engine: LocalEngine) -> list[Answer]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("parallel", "pool_tokens", "lookup"),
-    [(4, None, "off"), (1, None, "off"), (2, 512, "off"), (1, None, "on")],
-    ids=["four", "one", "a pool", "beside lookup"],
+    ("parallel", "pool_tokens", "lookup", "device"),
+    [
+        pytest.param(4, None, "off", "cpu:0", id="four"),
+        pytest.param(1, None, "off", "cpu:0", id="one"),
+        pytest.param(2, 512, "off", "cpu:0", id="a pool"),
+        pytest.param(1, None, "on", "cpu:0", id="beside lookup"),
+        pytest.param(4, None, "off", "cuda:0", id="a GPU", marks=pytest.mark.gpu),
+        pytest.param(1, None, "on", "cuda:0", id="beside lookup on a GPU", marks=pytest.mark.gpu),
+    ],
 )
 async def test_answers_with_the_head_in_the_weights_are_those_without_it(
     head_dir: Path,
     parallel: int,
     pool_tokens: int | None,
     lookup: str,
+    device: str,
     queued: list[str],
-    monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(load, "load_mtp", partial(load.load_mtp, in_rounds=True))
-    async with started(head_dir, parallel, pool_tokens) as engine:
+    async with started(head_dir, parallel, pool_tokens, device=device) as engine:
         expected = await mixed(engine)
         whole = [(p, await ask(engine, p, max_tokens=90)) for p in PROMPTS[:1]]
         resumed = await go_on_after_leaving(engine, whole)
@@ -284,9 +295,9 @@ async def test_answers_with_the_head_in_the_weights_are_those_without_it(
         cheap = Speculator(backend, speculator.drafters, parallel, Cheap())
         return SpeculativeDecoding(backend, cheap)
 
-    with recaptured():
+    with recaptured() if device.startswith("cpu") else nullcontext():
         async with started(
-            head_dir, parallel, pool_tokens, "mtp", lookup, decode_with=decode_with
+            head_dir, parallel, pool_tokens, "mtp", lookup, decode_with=decode_with, device=device
         ) as engine:
             rehearsed = len(queued)
             assert await mixed(engine) == expected
@@ -306,9 +317,11 @@ async def started(
     draft: str = "none",
     lookup: str = "off",
     decode_with: DecodeWith = speculate,
+    device: str = "cpu:0",
 ) -> AsyncIterator[LocalEngine]:
     config = Config(
         model=ModelConfig(model_dir=model_dir, dtype="fp32"),
+        placement=PlacementConfig(devices=(device,)),
         engine=EngineConfig(max_ctx_tokens=512, parallel=parallel),
         draft=DraftConfig(draft, lookup=lookup),  # type: ignore[arg-type]
         kvflash=KvFlashConfig(pool_tokens),

@@ -74,9 +74,7 @@ class Loaded:
         assert self.mtp is not None
         self.backend = LayerSplitBackend.open(files, report.plan, taps=self.mtp.taps)
         mtp = replace(self.mtp, head_rows=head_rows)
-        self.speculator, self._close = load_mtp(
-            mtp, report.plan, self.backend, files.weights.open, in_rounds=True
-        )
+        self.speculator, self._close = load_mtp(mtp, report.plan, self.backend, files.weights.open)
         self.passes = self.speculator.drafters[0].passes
 
     def prefill(self, lane: int, begin: int, ids: Sequence[int]) -> None:

@@ -119,13 +119,9 @@ def load_mtp(
     backend: LayerSplitBackend,
     open_source: Callable[[], AbstractContextManager[TensorSource]],
     advance: Callable[[int], None] = lambda num_bytes: None,
-    *,
-    in_rounds: bool = False,
 ) -> tuple[Speculator, Callable[[], None]]:
     """Load the head that the model of `open_source` drafts with, for the loaded model with its tap.
-    What is returned beside it frees the weights. `in_rounds`: capture a whole round as one graph
-    where the model is on one device; proven with captured passes on CPUs, and off until a GPU has
-    run it. Raises ModelError.
+    What is returned beside it frees the weights. Raises ModelError.
     """
     platform, spec = open_platform(mtp.device.name), mtp.spec
     transfer = _transfer_to(platform, plan)
@@ -168,7 +164,7 @@ def load_mtp(
             mtp.device.short_rows,
             platform,
             vocabulary,
-            is_beside=is_beside and in_rounds,
+            is_beside=is_beside,
         )
         platform.warm_up(lambda: passes.warm_up(mtp.shapes, plan.verify_rows), NUM_WARM_UPS)
         speculator = Speculator(backend, [BlockDrafter(passes, mtp.shapes)], plan.parallel)
