@@ -9,6 +9,9 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 from luceasync.cyext.copies import CopyIndex
 from luceasync.text.prompt import RenderedPrompt
@@ -18,6 +21,7 @@ NUMBER = re.compile(r"[ \t]*(\d{1,7})(\t|→|[ ]?[:|])")  # before a line, as to
 MIN_LINES = 3
 MAX_CHARS = 1 << 16  # of numbered text in one prompt; the last characters count
 MAX_CHARS_HELD = 1 << 21  # of texts whose tokens are remembered
+LATE_TOKENS = 8192  # longer prompts are indexed while they are restored or run
 
 
 def unnumbered(text: str, max_chars: int = MAX_CHARS) -> list[str]:
@@ -54,8 +58,23 @@ def _joined(run: list[tuple[str, str]]) -> str:
     return "".join(f"{rest}\n" for rest in rests)
 
 
+@dataclass(frozen=True, slots=True)
+class ComingIndex:
+    """The index of one choice, which may still be in the making."""
+
+    _coming: Future[list[CopyIndex]]
+    _number: int
+
+    @property
+    def found(self) -> CopyIndex | None:
+        """The index; None: nothing can be copied yet. Raises what making it has raised."""
+        if not self._coming.done() or self._coming.cancelled():
+            return None
+        return self._coming.result()[self._number]
+
+
 class PromptCopies:
-    """Makes indexes of prompts. Safe to call from any thread.
+    """Makes indexes of prompts. Safe to call from any thread; call `close` when done.
 
     An index covers one prompt only and never contains text of another. Only the tokens of texts are
     remembered, by tenant, since the next prompt of a conversation repeats them.
@@ -67,6 +86,31 @@ class PromptCopies:
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[bytes, str], array[int]] = OrderedDict()
         self._num_chars = 0
+        self._late = ThreadPoolExecutor(1, "index-copies")
+
+    def coming(
+        self, prompt: RenderedPrompt, stop_ids: frozenset[int], num_choices: int
+    ) -> list[ComingIndex]:
+        """An index for each choice, made in a thread if the prompt is long: no first token waits
+        for it. See `index`."""
+        make = partial(self._indexes, prompt, stop_ids, num_choices)
+        coming: Future[list[CopyIndex]]
+        if len(prompt.ids) > LATE_TOKENS:
+            coming = self._late.submit(make)
+        else:
+            coming = Future()
+            coming.set_result(make())
+        return [ComingIndex(coming, number) for number in range(num_choices)]
+
+    def close(self) -> None:
+        """Wait for the index in the making, and make no more."""
+        self._late.shutdown(cancel_futures=True)
+
+    def _indexes(
+        self, prompt: RenderedPrompt, stop_ids: frozenset[int], num_choices: int
+    ) -> list[CopyIndex]:
+        first = self.index(prompt, stop_ids)
+        return [first, *(first.copy() for _ in range(num_choices - 1))]
 
     def index(self, prompt: RenderedPrompt, stop_ids: frozenset[int]) -> CopyIndex:
         """An index of the prompt's tokens, and of text in it that has line numbers, without these.

@@ -333,7 +333,7 @@ def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
     anchors = []
     for g in generations:
         assert g.lane is not None and g.last_token is not None
-        copies = g.prepared.copies
+        copies = None if g.prepared.copies is None else g.prepared.copies.found
         text = None if copies is None else LiveText(g.lease.sequence, copies)
         anchors.append(Anchor(g.lane, g.position, g.last_token, text))
     return anchors

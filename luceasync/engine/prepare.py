@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from luceasync.cyext.copies import CopyIndex
-from luceasync.engine.copies import PromptCopies
+from luceasync.engine.copies import ComingIndex, PromptCopies
 from luceasync.engine.guidance import (
     Guidance,
     NewGuide,
@@ -63,7 +62,7 @@ class PreparedChoice:
     piece_maker: PieceMaker = field(default_factory=PlainText)
     pins: PinSpans = ()
     guide: Guide | None = None
-    copies: CopyIndex | None = None
+    copies: ComingIndex | None = None
 
 
 def prepare(
@@ -75,7 +74,7 @@ def prepare(
     prompt_copies: PromptCopies | None = None,
 ) -> list[PreparedChoice]:
     """The request's choices, by index. Draws a seed unless the request has one. `new_guide` makes
-    the guide of each, `prompt_copies` the index that they share; None: no index. Raises
+    the guide of each, `prompt_copies` the index of each; None: no index. Raises
     RequestError for a bias outside the vocabulary, an empty stop string, and pins that do not fit.
     """
     sampling = request.sampling
@@ -86,7 +85,9 @@ def prepare(
     end_ids = frozenset() if request.ignore_eos else end_ids
     seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
     stop_ids = end_ids.union(request.stop_token_ids)
-    copies = None if prompt_copies is None else prompt_copies.index(prompt, stop_ids)
+    copies: Sequence[ComingIndex | None] = [None] * request.num_choices
+    if prompt_copies is not None:
+        copies = prompt_copies.coming(prompt, stop_ids, request.num_choices)
     return [
         PreparedChoice(
             request,
@@ -109,7 +110,7 @@ def prepare(
             piece_maker=prompt.new_pieces(),
             pins=pins,
             guide=new_guide(),
-            copies=copies if copies is None or index == 0 else copies.copy(),
+            copies=copies[index],
         )
         for index in range(request.num_choices)
     ]
@@ -144,8 +145,10 @@ class ChoicePreparation:
         return choices
 
     async def close(self) -> None:
-        """Close the compiler of grammars and wait for it."""
+        """Close the compiler of grammars and wait for it, and for an index in the making."""
         self._chats.shutdown(wait=False, cancel_futures=True)
+        if self._copies is not None:
+            await asyncio.to_thread(self._copies.close)
         await self._guidance.close()
 
     async def _in_thread(self, request: Request, call: Callable[[], T]) -> T:

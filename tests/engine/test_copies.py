@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from pathlib import Path
 
 import pytest
 
-from luceasync.engine.copies import MAX_CHARS, PromptCopies, unnumbered
+from luceasync.engine.copies import LATE_TOKENS, MAX_CHARS, PromptCopies, unnumbered
 from luceasync.text.history import History
 from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.tokenizer import Tokenizer
@@ -109,3 +110,30 @@ def test_the_texts_that_were_used_longest_ago_are_forgotten(tokenizer, monkeypat
     for number, num_times in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (1, 4)):
         copies.index(prompts[number], frozenset())
         assert len(encoded) == num_times
+
+
+def test_nothing_waits_for_the_index_of_a_long_prompt(tokenizer, monkeypatch):
+    """Each choice has its own, since its answer differs."""
+    copies, ids = PromptCopies(tokenizer), array("i", range(LATE_TOKENS + 1))
+    index, may_begin = copies.index, threading.Event()
+
+    def late(prompt, stop_ids):
+        assert may_begin.wait(60)
+        return index(prompt, stop_ids)
+
+    monkeypatch.setattr(copies, "index", late)
+    prompt = RenderedPrompt(Tenant(b"t" * 32, History(tokenizer)), None, ids, ())
+    coming = copies.coming(prompt, frozenset(), 2)
+    assert [each.found for each in coming] == [None, None]
+    may_begin.set()
+    copies.close()
+    first, second = (each.found for each in coming)
+    first.extend(array("i", [5]))
+    assert (first.num_tokens, second.num_tokens) == (len(ids) + 1, len(ids))
+
+
+def test_that_of_a_short_prompt_is_there_at_once(tokenizer):
+    copies = PromptCopies(tokenizer)
+    [coming] = copies.coming(prompt_of(tokenizer, "one two three"), frozenset(), 1)
+    assert coming.found.num_tokens > 0
+    copies.close()
