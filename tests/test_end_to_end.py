@@ -136,3 +136,55 @@ def test_a_client_that_leaves_frees_its_lane(url: str, stream: bool):
     while "luceasync_running_lanes 0.0" not in httpx.get(f"{url}/metrics").text:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_an_answer_with_several_calls_is_found_again_in_every_api(url: str):
+    """Whichever API sends it back: all but its last token, which was never computed."""
+    name = {"type": "string", "maxLength": 20}
+    schema = {"type": "object", "properties": {"name": name, "line": {"type": "integer"}}}
+    schema |= {"required": ["name", "line"], "additionalProperties": False}
+    function = {"name": "look_up", "parameters": schema}
+    asked = [{"role": "user", "content": "How do I use itertools.chain?"}]
+    tools = {"tools": [{"type": "function", "function": function}]}
+    forced = {"tool_choice": "required", "min_tokens": 70, "max_tokens": 600, "temperature": 0}
+    first = httpx.post(
+        f"{url}/v1/chat/completions", json={"messages": asked, **tools, **forced}, timeout=60
+    ).json()
+    answer, usage = first["choices"][0]["message"], first["usage"]
+    calls = [(call["id"], call["function"]["arguments"]) for call in answer["tool_calls"]]
+    assert len(calls) > 1, "calls with something between them"
+    results = [{"role": "tool", "tool_call_id": i, "content": "groups"} for i, _ in calls]
+    chat = {"messages": [*asked, answer, *results], **tools, "max_tokens": 1}
+    items = [
+        {"type": "function_call", "call_id": i, "name": "look_up", "arguments": arguments}
+        for i, arguments in calls
+    ]
+    outputs = [{"type": "function_call_output", "call_id": i, "output": "groups"} for i, _ in calls]
+    responses = {
+        "input": [*asked, *items, *outputs],
+        "tools": [{"type": "function", **function}],
+        "max_output_tokens": 1,
+    }
+    uses = [
+        # Python's spacing of JSON is not the model's, nor is this order of keys.
+        {"type": "tool_use", "id": i, "name": "look_up", "input": dict(reversed(pairs))}
+        for i, arguments in calls
+        for pairs in [list(json.loads(arguments).items())]
+    ]
+    found = [{"type": "tool_result", "tool_use_id": i, "content": "groups"} for i, _ in calls]
+    messages = {
+        "messages": [
+            *asked,
+            {"role": "assistant", "content": uses},
+            {"role": "user", "content": found},
+        ],
+        "tools": [{"name": "look_up", "input_schema": schema}],
+        "max_tokens": 1,
+    }
+    bodies = {"chat/completions": chat, "responses": responses, "messages": messages}
+    for path, body in bodies.items():
+        whole = {"model": "stdlib-15m", **body}
+        said = httpx.post(f"{url}/v1/{path}", json=whole, timeout=60).json()["usage"]
+        details = said.get("prompt_tokens_details") or said.get("input_tokens_details") or said
+        cached = details.get("cached_tokens", details.get("cache_read_input_tokens"))
+        assert cached >= usage["prompt_tokens"] + usage["completion_tokens"] - 1, path

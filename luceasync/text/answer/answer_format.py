@@ -15,6 +15,7 @@ from luceasync.errors import RequestError
 from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import FORMATS, CallFormat
+from luceasync.text.answer.call_spacing import RenderedCalls, as_rendered
 from luceasync.text.answer.channels import (
     ANALYSIS,
     CHANNEL,
@@ -48,6 +49,12 @@ OTHER_ARGUMENTS = {"a": "qxzj"}  # contains a word that occurs in no prompt
 # Some templates repeat calls in Python syntax, but with unquoted strings.
 SHOWN_ARGUMENTS: tuple[Mapping[str, Any], ...] = (ARGUMENTS, {"a": 1})
 IDS = ("callcall0", "functions.f:0")  # Mistral's: nine letters or digits; Kimi's: with the tool
+# Of two calls. Texts may be quoted in the notation of a format; numbers are not.
+PAIRS: tuple[tuple[Mapping[str, Any], ...], ...] = (
+    (ARGUMENTS, OTHER_ARGUMENTS),
+    ({"a": 1}, {"a": 2}),
+)
+ID_PAIRS = ((IDS[0], "callcall1"), (IDS[1], "functions.f:1"))
 CONTENTS = ("", None, " ")  # some templates show calls only beside None, others accept any content
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # of a message
 WORDS = "§§"  # cannot be the beginning of a call
@@ -133,11 +140,15 @@ class AnswerFormat:
         separates = reasoning_format == AUTO
         reasons = words is not None and separates
         words = words or THINK
+        max_calls = _most_calls(template, content) if calls else None
+        if calls is not None and not calls.in_channels:
+            num_calls = 1 if max_calls == 1 else 2
+            calls = _as_rendered(calls, template, content, num_calls, reasons=reasons)
         return cls(
             reasons,
             calls,
             opens=reasons and _opens_reasoning(template, words),
-            max_calls=_most_calls(template, content) if calls else None,
+            max_calls=max_calls,
             separates=separates,
             shown=_shown_tokens(
                 tokenizer, words if reasons or words.has_channels else None, calls, written
@@ -311,6 +322,23 @@ def _most_calls(template: Template, content: str | None) -> int | None:
         template, both, [TOOL], add_generation_prompt=False
     )
     return 1 if takes_one and not takes_two else None
+
+
+def _as_rendered(
+    calls: CallFormat, template: Template, content: str | None, num_calls: int, *, reasons: bool
+) -> CallFormat:
+    """`calls`, spaced as `template` spaces them beside `content`; unchanged if that cannot be told.
+    `reasons`: reasoning may precede them.
+    """
+    opened = _rendered(template, [USER], [TOOL])
+    for pair, ids in product(PAIRS, ID_PAIRS):
+        arguments = pair[:num_calls]
+        said = _called(content, *map(_call, ids, arguments))
+        text = _rendered(template, said, [TOOL], add_generation_prompt=False)
+        begin = len(opened) if text.startswith(opened) and not reasons else None
+        if learned := as_rendered(calls, RenderedCalls(text, "f", arguments, begin)):
+            return learned
+    return calls
 
 
 def _reasoning_words(template: Template, tokenizer: Tokenizer) -> ReasoningWords | None:

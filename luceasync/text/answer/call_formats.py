@@ -11,7 +11,14 @@ from typing import Any
 
 from luceasync.text.answer import call_grammar, json_call, python_call, tagged_call
 from luceasync.text.answer.argument_types import CallReader, ToolSchemas
-from luceasync.text.answer.call_grammar import ID, CallGrammar, Notation, ToolFunction, WriteCall
+from luceasync.text.answer.call_grammar import (
+    ID,
+    NUMBER,
+    CallGrammar,
+    Notation,
+    ToolFunction,
+    WriteCall,
+)
 from luceasync.text.answer.growing_text import (
     FormatMismatch,
     GrowingText,
@@ -49,6 +56,8 @@ class CallFormat:
     call, if an opening begins several calls. `looks`, for calls that are the whole answer, is a
     regular expression for text that may be read as calls of the tools NAMES. `told` is text that
     occurs only in templates for such models, needed if these render calls in another notation.
+    `lead` is the whitespace before calls that are the whole answer. Whitespace and separators are
+    adapted to the model's template: see luceasync.text.answer.call_spacing.
     """
 
     name: str
@@ -64,6 +73,7 @@ class CallFormat:
     anchor: str = ""
     looks: str = ""
     told: str = ""
+    lead: str = ""
 
     def must_call(
         self,
@@ -77,7 +87,7 @@ class CallFormat:
         """
         called = [f for f in _functions(tools, places) if f.name in names]
         return call_grammar.must_call(
-            self.write, self.between, called, max_calls, self.begin, self.end
+            self.write, self.between, called, max_calls, self.lead + self.begin, self.end
         )
 
     def may_call(
@@ -406,7 +416,7 @@ _ROWS = (
     _named_json("deepseek-v3.1", json_call.DEEPSEEK),
     _tags("deepseek-v3.2", tagged_call.DSML),
     _tags("deepseek-v4", tagged_call.DSML_V4),
-    _named_json("kimi-k2", json_call.KIMI, "functions.", ":0"),
+    _named_json("kimi-k2", json_call.KIMI, "functions.", f":{NUMBER}"),
     # Its last word ends the turn, so it is not generated.
     replace(_named_json("solar", SOLAR, f"{ID}{SOLAR.id_word}"), end=""),
     _tags("minimax-m2", tagged_call.MINIMAX),
