@@ -14,6 +14,8 @@ from typing import NamedTuple
 TRIAL_ROUNDS = 8  # of a lane, before its own text decides
 SHORT_TRIAL_ROUNDS = 2  # the same where earlier rounds, or those of other lanes, say what to expect
 RETRY_TOKENS = 256  # decoded plainly before speculation is retried on a lane
+MOST_RETRY_TOKENS = 2048  # the same where rounds are far from paying, see _retry_after
+RETRIED_SHARE = 0.004  # of a text's time, which may be lost by trying again
 REFILL_TOKENS = 64  # the same for a lane that started without features
 FEW_ROUNDS = 4.0  # which do not say enough of a depth
 PRIOR_ROUNDS = 4.0  # the weight of what other lanes saw, or this one long ago
@@ -23,9 +25,7 @@ NUM_SAMPLES = 8  # of each kind of step
 NUM_MEASURED = 3  # the first is dropped: kernels may have been compiled or graphs captured
 FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been outliers
 STALE_STEPS = 1000  # at most until then, as costs grow with the context
-HOPELESS_WAITS = (
-    8  # times as long, of rounds whose time twice the expected tokens would not pay for
-)
+HOPELESS_WAITS = 8  # times as long, if twice the expected tokens would not pay for a round
 FALLEN = 0.8  # of what a step took: the others are measured again, too
 LENGTHS = (4096, 16384, 65536)  # tokens of the longest context from which costs are kept apart
 
@@ -156,14 +156,15 @@ Promises = Mapping[str, Promise]  # of one lane, by drafter
 
 @dataclass(frozen=True, slots=True)
 class LaneOutlook:
-    """What to expect of a lane's text. It speculates for `num_trials` more rounds in any case;
-    `num_plain` tokens were decoded since speculation was turned off for `off_reason`.
+    """What to expect of a lane's text. It speculates for `num_trials` more rounds in any case.
+    `num_plain` tokens were decoded since it was turned off for `off_reason`, of `retry_after`.
     """
 
     record: AcceptanceRecord = AcceptanceRecord()
     num_trials: int = TRIAL_ROUNDS
     num_plain: int = 0
     off_reason: str | None = None
+    retry_after: int = RETRY_TOKENS
 
     @classmethod
     def of_new_text(cls, common: AcceptanceRecord) -> LaneOutlook:
@@ -174,12 +175,15 @@ class LaneOutlook:
     def after_round(self, shape: RoundShape, num_accepted: int) -> LaneOutlook:
         return LaneOutlook(self.record.after(shape, num_accepted), max(0, self.num_trials - 1))
 
-    def after_plain(self, off_reason: str) -> LaneOutlook:
-        """After a token that was decoded plainly, since speculation does not pay."""
-        if self.num_plain + 1 >= RETRY_TOKENS:
+    def after_plain(self, off_reason: str, retry_after: int = RETRY_TOKENS) -> LaneOutlook:
+        """After a token that was decoded plainly, since speculation does not pay. What the first
+        one says holds until it is tried again.
+        """
+        if self.off_reason is None:
+            return replace(self, off_reason=off_reason, retry_after=retry_after, num_plain=1)
+        if self.num_plain + 1 >= self.retry_after:
             return LaneOutlook(self.record.as_prior(), SHORT_TRIAL_ROUNDS)
-        off_reason = self.off_reason or off_reason
-        return replace(self, num_plain=self.num_plain + 1, off_reason=off_reason)
+        return replace(self, num_plain=self.num_plain + 1)
 
 
 def without_context(num_slots: int, off_reason: str) -> LaneOutlook:
@@ -187,9 +191,7 @@ def without_context(num_slots: int, off_reason: str) -> LaneOutlook:
     tokens.
     """
     nothing = DepthRates((0.0,) * num_slots, (PRIOR_ROUNDS,) * num_slots)
-    return LaneOutlook(
-        AcceptanceRecord(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, off_reason
-    )
+    return LaneOutlook(AcceptanceRecord(nothing, nothing), 0, 0, off_reason, REFILL_TOKENS)
 
 
 class StepCosts:
@@ -282,7 +284,8 @@ class StepCosts:
 class RoundPlan:
     """The next step: a round of `shape` for the lanes `speculating` (indices), and a plain step for
     the others. `others`, by index: lanes whose rows come from another drafter than the shape's.
-    `off_reasons`, by index: why speculation does not pay. `is_measured`: measure its time.
+    `off_reasons`, by index: why speculation does not pay; `retries`: after how many tokens it is
+    tried again. `is_measured`: measure its time.
     """
 
     shape: RoundShape | None
@@ -290,6 +293,7 @@ class RoundPlan:
     is_measured: bool
     off_reasons: dict[int, str] = field(default_factory=dict)
     others: dict[int, str] = field(default_factory=dict)
+    retries: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,10 +369,11 @@ def plan_step(
     chosen, speculating = best
     off = [i for i in everyone if i not in speculating] if offers else []
     off_reasons = {i: _why_off(i, offers) for i in off}
+    retries = {i: _retry_after(i, offers[: len(recorded)]) for i in off}
     if chosen is None:
-        return RoundPlan(None, (), measure, off_reasons)
+        return RoundPlan(None, (), measure, off_reasons, retries=retries)
     others = {i: name for i, name in chosen.others.items() if i in speculating}
-    return RoundPlan(chosen.shape, speculating, measure, off_reasons, others)
+    return RoundPlan(chosen.shape, speculating, measure, off_reasons, others, retries)
 
 
 def _nothing_pays(
@@ -385,7 +390,7 @@ def _nothing_pays(
         for shape in promised
         if (round_s := costs.seconds(len(promises), shape)) is not None
     ]
-    reasons = {}
+    reasons: dict[int, str] = {}
     for i, of_lane in enumerate(promises):
         closest = (0.0, 1.0, 1.0)
         for shape, break_even in ratios:
@@ -394,8 +399,7 @@ def _nothing_pays(
             if tau > break_even:
                 return None
             closest = max(closest, (tau / break_even, tau, break_even))
-        if ratios:
-            reasons[i] = _reason(*closest[1:])
+        reasons |= {i: _reason(*closest[1:])} if ratios else {}
     return reasons
 
 
@@ -477,6 +481,13 @@ class _Offer:
         if round_s is None or plain_s is None:
             return 0.0
         return (num_plain + sum(self.taus[i] for i in speculating)) / (round_s + plain_s)
+
+
+def _retry_after(lane: int, recorded: Sequence[_Offer]) -> int:
+    """How many tokens a lane decodes plainly until speculation is retried."""
+    lost = min((offer.break_even - offer.taus[lane] for offer in recorded), default=0.0)
+    num_tokens = int(SHORT_TRIAL_ROUNDS * lost / RETRIED_SHARE)
+    return min(max(RETRY_TOKENS, num_tokens), MOST_RETRY_TOKENS)
 
 
 def _why_off(lane: int, offers: Sequence[_Offer]) -> str:

@@ -17,6 +17,7 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation
 from luceasync.speculation.choice import (
+    RETRY_TOKENS,
     AcceptanceRecord,
     LaneOutlook,
     Promises,
@@ -154,9 +155,7 @@ class Speculator:
         num_lanes: int,
         costs: StepCosts | None = None,
     ) -> None:
-        """`drafters`: at most one that does not promise. `costs` None: they are measured as they
-        come up.
-        """
+        """`drafters`: one at most does not promise. `costs` None: measured as they come up."""
         self._target = target
         self.drafters = tuple(drafters)
         self._by_name = {drafter.name: drafter for drafter in drafters}
@@ -287,6 +286,7 @@ class Speculator:
             plan.is_measured,
             {lanes[i]: why for i, why in plan.off_reasons.items()},
             {lanes[i]: name for i, name in plan.others.items()},
+            {lanes[i]: num_tokens for i, num_tokens in plan.retries.items()},
         )
 
     def foresee(self, lanes: Sequence[int], under_way: RoundPlan, *, alone: bool) -> None:
@@ -353,8 +353,7 @@ class Speculator:
         drafter, ends = self._by_name[shape.drafter], [t.begin + shape.block for t in texts]
         if plan.others or self._tapped != [drafter.tapped]:
             return None
-        part = drafter.in_rounds(shape, max(ends))
-        if part is None:
+        if (part := drafter.in_rounds(shape, max(ends))) is None:
             return None
         num_unsettled = self._num_unsettled
         rounds = self._target.device_rounds(part.work, len(texts))
@@ -457,9 +456,10 @@ class Speculator:
                 self._target.send_taps(tapped, lanes, begins, [[0]] * len(lanes), 1)
         self._is_settled = self._num_unsettled == num_unsettled
         for lane in lanes:
-            self._off_reasons[lane] = plan.off_reasons.get(lane)
-            if self._recorded and lane in plan.off_reasons:
-                self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])
+            off_reason = self._off_reasons[lane] = plan.off_reasons.get(lane)
+            if self._recorded and off_reason is not None:
+                retry_after = plan.retries.get(lane, RETRY_TOKENS)
+                self._outlooks[lane] = self._outlooks[lane].after_plain(off_reason, retry_after)
 
     def timed(self, num_lanes: int, plan: RoundPlan, seconds: float) -> None:
         """Note how long that step took, until its tokens were chosen."""

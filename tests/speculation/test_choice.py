@@ -9,6 +9,7 @@ import pytest
 
 from luceasync.speculation.choice import (
     LENGTHS,
+    MOST_RETRY_TOKENS,
     NUM_MEASURED,
     NUM_SAMPLES,
     REFILL_TOKENS,
@@ -228,6 +229,21 @@ def test_a_lane_that_was_given_up_is_tried_again():
         assert outlook.off_reason == "why" and plan([outlook], IDLE).speculating == ()
     outlook = outlook.after_plain("why")
     assert outlook.off_reason is None and plan([outlook], IDLE).speculating == (0,)
+
+
+@pytest.mark.parametrize(
+    ("break_even", "num_tokens"), [(1.2, RETRY_TOKENS), (2.0, 500), (9.0, MOST_RETRY_TOKENS)]
+)
+def test_the_dearer_rounds_are_the_longer_it_waits(break_even, num_tokens):
+    """Trying again may cost a 250th of a text."""
+    costs = Table({RoundShape(2): break_even})
+    outlook = LaneOutlook(accepting(0).record, 0)
+    found = plan_step([outlook], RoundKinds((RoundShape(2),)), costs, measure=False)
+    assert found.shape is None and found.retries == {0: pytest.approx(num_tokens, abs=1)}
+    for _ in range(found.retries[0]):
+        assert outlook.num_trials == 0
+        outlook = outlook.after_plain(found.off_reasons[0], found.retries[0])
+    assert outlook.num_trials > 0
 
 
 def test_a_lane_without_features_waits_until_it_has_some():
