@@ -60,6 +60,7 @@ Store = Annotated[
 @with_config("kv-cache-dir")
 def show_list(
     config: Config,
+    context: typer.Context,
     namespace: Annotated[
         str | None, typer.Argument(help="List the nodes of this namespace.", show_default=False)
     ] = None,
@@ -68,6 +69,7 @@ def show_list(
 ) -> None:
     """List the namespaces, one per model and precision served, or the nodes of one."""
     if store is not None:
+        _refuse_directory(context)
         list_store(store, namespace, as_json)
         return
     with _opened(config) as upkeep:
@@ -112,6 +114,7 @@ def verify(config: Config, namespace: Namespace = None) -> None:
 @with_config("kv-cache-dir")
 def prune(
     config: Config,
+    context: typer.Context,
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Most bytes to keep, such as 100G.")
     ] = None,
@@ -127,6 +130,7 @@ def prune(
     from luceasync.disk_cache.upkeep import prunable
 
     if store is not None:
+        _refuse_directory(context)
         prune_store(store, budget, older_than, namespace)
         return
     if budget is None and older_than is None:
@@ -157,6 +161,14 @@ def clear(
             typer.confirm(f"Remove {nodes}, {size}, from {upkeep.root}?", abort=True)
         removed = [upkeep.clear(name) for name in names]
     print_removed(sum(count for count, _ in removed), sum(size for _, size in removed), 0)
+
+
+def _refuse_directory(context: typer.Context) -> None:
+    """Raise ConfigError if a directory is given beside a store. One that a variable or the TOML
+    file sets is the server's, and no error.
+    """
+    if context.params.get("kv_cache_dir") is not None:
+        raise ConfigError("--kv-store and --kv-cache-dir are both given; one is expected")
 
 
 def list_store(url: str, prefix: str | None, as_json: bool) -> None:

@@ -23,7 +23,7 @@ from luceasync import __version__
 from luceasync.cli.output import UNBROKEN_COLUMNS, count_text, size_text
 from luceasync.cli.serve import is_open_to_others
 from luceasync.config import Config
-from luceasync.disk_cache.directory import check_usable
+from luceasync.disk_cache.directory import check_usable, owner_of
 from luceasync.errors import LuceasyncError, ModelError
 from luceasync.server.http.listener import listen
 
@@ -139,6 +139,8 @@ def _cache(config: Config) -> Iterator[Finding]:
         yield Finding("cache", "ok", words)
         return
     yield _space("cache", check_usable(root))
+    if owner := owner_of(root):
+        yield Finding("cache owner", "note", f"{root}{owner}")
     mode = root.stat().st_mode & 0o777 if root.exists() else 0
     if mode & 0o077:
         words = f"mode {mode:o}: accessible to other users of this machine; chmod 700 {root}"

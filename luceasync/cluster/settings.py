@@ -157,12 +157,16 @@ def _replica(name: str, found: Mapping[str, Any], path: Path) -> ReplicaSettings
         devices=table.take("devices", _list_of(_matching(DEVICE)), _devices, ()),
         resources=table.take("resources", _resource_table, _resources, {"CPU": 1.0}),
         flags=table.take("flags", _list_of(parsers.text), "a list of text", ()),
-        port=table.take("port", parsers.integer(0, 65535), "an integer from 0 to 65535", 0),
-        drain_s=table.take("drain-s", parsers.seconds(0), "seconds from 0 to 86400", 60.0),
+        port=table.take(
+            "port", _not_text(parsers.integer(0, 65535)), "an integer from 0 to 65535", 0
+        ),
+        drain_s=table.take(
+            "drain-s", _not_text(parsers.seconds(0)), "seconds from 0 to 86400", 60.0
+        ),
         environment_file=table.take("environment-file", _absolute, "an absolute path", None),
         tls=table.take("tls", _absolute, "an absolute path", None),
         stages=stages,
-        spread=table.take("spread", parsers.boolean, "true or false", False),
+        spread=table.take("spread", _not_text(parsers.boolean), "true or false", False),
     )
     _check(replica, where)
     return replica
@@ -170,7 +174,7 @@ def _replica(name: str, found: Mapping[str, Any], path: Path) -> ReplicaSettings
 
 def _scale(table: _Table, where: str) -> ScaleSettings:
     """Raises ConfigError."""
-    count = table.take("count", parsers.integer(0, MAX_COUNT), f"0 to {MAX_COUNT}", None)
+    count = table.take("count", _not_text(parsers.integer(0, MAX_COUNT)), f"0 to {MAX_COUNT}", None)
     found = table.take("scale", _one_table, "a table such as { min = 1, max = 4 }", None)
     if found is None:
         wanted = 1 if count is None else count
@@ -178,12 +182,12 @@ def _scale(table: _Table, where: str) -> ScaleSettings:
     if count is not None:
         raise ConfigError(f"{where}: count and scale are both given; one is expected")
     keys = _Table(found, f"{where}.scale.", ("min", "max", "waiting", "busy-s", "idle-s"))
-    least = keys.take("min", parsers.integer(1, MAX_COUNT), f"1 to {MAX_COUNT}", 1)
+    least = keys.take("min", _not_text(parsers.integer(1, MAX_COUNT)), f"1 to {MAX_COUNT}", 1)
     numbers = f"{least} (min) to {MAX_COUNT}"
-    some = parsers.seconds(0.1)
+    some = _not_text(parsers.seconds(0.1))
     return ScaleSettings(
         least=least,
-        most=keys.take("max", parsers.integer(least, MAX_COUNT), numbers, least),
+        most=keys.take("max", _not_text(parsers.integer(least, MAX_COUNT)), numbers, least),
         waiting=keys.take("waiting", some, "a number of requests above 0.1", 2.0),
         busy_s=keys.take("busy-s", some, "seconds from 0.1 to 86400", 10.0),
         idle_s=keys.take("idle-s", some, "seconds from 0.1 to 86400", 300.0),
@@ -246,6 +250,17 @@ class _Table:
             raise ConfigError(f"{self._where}{key}: {shown}; {expected} is expected") from None
 
 
+def _not_text(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    """`parse` without the text that it accepts from flags: TOML has numbers and booleans."""
+
+    def parse_value(value: object) -> Any:
+        if isinstance(value, str):
+            raise ValueError
+        return parse(value)
+
+    return parse_value
+
+
 def _matching(pattern: re.Pattern[str]) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if not pattern.fullmatch(parsers.text(value)):
@@ -282,10 +297,11 @@ def _list_of_tables(value: object) -> list[Mapping[str, Any]]:
 
 def _resource_table(value: object) -> Resources:
     """Amounts by the names that Ray has for them."""
-    found = {name: parsers.number(each) for name, each in _one_table(value).items()}
+    amount = _not_text(parsers.number)
+    found = {name: amount(each) for name, each in _one_table(value).items()}
     if not found or not all(
-        RESOURCE.fullmatch(name) and amount > 0 and name.lower() != "memory"
-        for name, amount in found.items()
+        RESOURCE.fullmatch(name) and each > 0 and name.lower() != "memory"
+        for name, each in found.items()
     ):
         raise ValueError
     return found

@@ -286,7 +286,9 @@ def check_usable(root: Path) -> Path:
     """
     nearest = next(path for path in (root, *root.resolve().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{FLAG} {root}: {nearest} is not a writable directory")
+        raise ConfigError(
+            f"{FLAG} {root}: {nearest} is not a writable directory{owner_of(nearest)}"
+        )
     return nearest
 
 
@@ -298,12 +300,12 @@ def make_usable(root: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError(
-            f"{FLAG} {root}: {error.strerror}{_owner_of(root)}; expected a directory to write to"
+            f"{FLAG} {root}: {error.strerror}{owner_of(root)}; expected a directory to write to"
         ) from None
 
 
-def _owner_of(root: Path) -> str:
-    """Whose `root` is, where another user of this machine or container has made it."""
+def owner_of(root: Path) -> str:
+    """Whose `root` is, where another user of this machine or container has made it; else ""."""
     try:
         owner_id = root.stat().st_uid
     except OSError:

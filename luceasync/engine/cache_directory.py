@@ -7,6 +7,7 @@ requests; luceasync.prefix_cache decides what is written and read.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -29,6 +30,8 @@ from luceasync.prefix_cache.namespace import Facts, named
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.status import CacheStatus
 from luceasync.text.prompt import RenderedPrompt
+
+logger = logging.getLogger(__name__)
 
 MIN_FREE_BYTES = 1 << 30  # of the disk, left free
 # The budget even on a full disk: writes begin once it has space again.
@@ -67,6 +70,7 @@ def directory_spec_of(
     @asynccontextmanager
     async def open_disk() -> AsyncIterator[DiskTier]:
         await asyncio.to_thread(make_usable, cache_dir)
+        _warn_if_full(cache_dir)
         facts = await asyncio.to_thread(find_facts)
         async with DiskTier(
             cache_dir,
@@ -189,6 +193,18 @@ def held_bytes_of(directory: Path | None) -> int:
         return sum(total.allocated_bytes for total in Upkeep(directory).totals())
     except (ConfigError, OSError):
         return 0
+
+
+def _warn_if_full(directory: Path) -> None:
+    """Log if nothing would be written. Serving goes on, and writes begin once there is space."""
+    if (free_bytes := _free_bytes(directory)) < MIN_FREE_BYTES:
+        logger.warning(
+            "--kv-cache-dir %s: %d MiB are free on its disk, and %d MiB must stay free: nothing is "
+            "written until there is more.",
+            directory,
+            free_bytes >> 20,
+            MIN_FREE_BYTES >> 20,
+        )
 
 
 def _free_bytes(directory: Path) -> int:

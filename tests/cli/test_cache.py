@@ -330,6 +330,11 @@ def test_prune_of_a_store_is_by_age_and_leaves_what_is_no_node(cache: Path, stor
         (["prune", "--kv-store", "file:///missing", "--older-than", "1"], "no such directory"),
         (["prune", "--kv-store", "file:///tmp/x", "--budget", "1G"], "expected --older-than DAYS"),
         (["prune", "--kv-store", "file:///tmp/x"], "expected --older-than DAYS"),
+        (["ls", "--kv-store", "file:///tmp", "--kv-cache-dir", "/x"], "are both given; one is"),
+        (
+            ["prune", "--kv-store", "s3://a", "--kv-cache-dir", "/x", "--older-than", "1"],
+            "are both given; one is",
+        ),
     ],
 )
 def test_a_bad_store_is_one_line(arguments: list[str], words: str) -> None:

@@ -84,6 +84,17 @@ def test_a_cache_accessible_to_others_is_noted(tmp_path, mode, is_noted):
     assert ("cache mode" in findings) == is_noted
 
 
+def test_another_users_cache_is_noted_with_its_owner(tmp_path, monkeypatch):
+    config = replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path))
+    assert "cache owner" not in find(config)
+    owner_id = tmp_path.stat().st_uid
+    monkeypatch.setattr("os.geteuid", lambda: owner_id + 1)
+    words = f"user {owner_id} owns it, this is user {owner_id + 1}"
+    assert words in find(config)["cache owner"].words
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert words in find(config)["cache"].words
+
+
 def test_a_missing_drafter_is_reported(tmp_path):
     config = replace(HEALTHY, draft=DraftConfig(draft_dir="none"))
     assert find(config)["drafter"].words.startswith("none")

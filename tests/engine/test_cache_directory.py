@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from luceasync.disk_cache.disk import DiskTier
 from luceasync.engine.cache_directory import (
     CacheDirectory,
     CacheDirectorySpec,
+    directory_spec_of,
     held_bytes_of,
     limits_of,
     store_spec_of,
@@ -143,3 +145,18 @@ def test_the_seal_of_a_store_follows_from_the_secret_alone(tmp_path: Path) -> No
         assert found is not None and secret.strip() not in repr(found)
         keys.add(found.seal_key)
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize(("free_mib", "is_told"), [(1023, True), (1024, False)])
+async def test_a_disk_without_the_space_that_must_stay_free_is_told_at_the_start(
+    free_mib: int, is_told: bool, tmp_path: Path, monkeypatch, caplog
+):
+    usage = SimpleNamespace(free=free_mib << 20)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    spec = directory_spec_of(
+        tmp_path, (0,), frozenset(), lambda: {}, lambda num_bytes: memoryview(bytearray(num_bytes))
+    )
+    async with asyncio.timeout(DEADLINE_S), spec.open():
+        pass
+    told = [each for each in caplog.messages if "1024 MiB must stay free" in each]
+    assert bool(told) == is_told and all(str(tmp_path) in each for each in told)

@@ -268,7 +268,13 @@ def _tools(body: CountBody) -> dict[str, TemplateMessage]:
     if body.tool_choice is not None and body.tool_choice.type == "none":
         return {}
     tools = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
-    return {at: _tool(at, tool) for at, tool in tools if tool.type in (None, "custom")}
+    found = {at: _tool(at, tool) for at, tool in tools if tool.type in (None, "custom")}
+    names: set[str] = set()
+    for at, each in found.items():
+        if (name := each["function"]["name"]) in names:
+            refuse(f"{at}.name", name, "a name that no other tool has")
+        names.add(name)
+    return found
 
 
 def _tool(where: str, tool: AnthropicTool) -> TemplateMessage:

@@ -144,6 +144,7 @@ JOIN = "\n"  # between the parts of one message
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192  # of one message's content
 MAX_TOOLS = 1024
+OWN_NAME = "a name that no other tool has"
 MAX_TOOL_CALLS = 1024  # of one message
 REASONING = ("reasoning_content", "reasoning", "thinking")  # of a message, under any name
 
@@ -382,12 +383,15 @@ def _marks(messages: list[ChatMessage]) -> Iterator[tuple[int, int]]:
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     """Raise RequestError, which names the field, unless all tools are functions or custom tools
-    with a name.
+    with a name, and no two differ under the same one.
     """
+    named: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         if tool.get("type") == "custom":
             _check_custom(f"{where}.custom", tool.get("custom"))
+            if named.setdefault(tool["custom"]["name"], tool) != tool:
+                _refuse(f"{where}.custom.name", OWN_NAME)
             continue
         if tool.get("type") != "function":
             _refuse(f"{where}.type", "'function' or 'custom' (no other kind is served)")
@@ -404,6 +408,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         check_arguments_schema(f"{where}.function.parameters", function.get("parameters") or {})
         if not isinstance(function.get("strict", False), bool | None):
             _refuse(f"{where}.function.strict", "true or false")
+        if named.setdefault(name, tool) != tool:
+            _refuse(f"{where}.function.name", OWN_NAME)
 
 
 def _check_custom(where: str, custom: object) -> None:

@@ -209,7 +209,10 @@ class OfferedTools:
         choice, allowed = allowed_tools(choice)
         if allowed is not None:
             listed = [one for one in listed if any(_is_meant(one, each) for each in allowed)]
-        by_name = {one.offered_name: one for one in listed}
+        by_name: dict[str, ClientTool] = {}
+        for one in listed:
+            if by_name.setdefault(one.offered_name, one).tool != one.tool:
+                refuse(f"{one.where}.name", one.name, "a name that no other tool has")
         functions = tuple(one.function() for one in by_name.values())
         choice = _offered_choice(choice, listed)
         return cls(by_name, functions, max_calls(choice, parallel), must_call(choice, functions))

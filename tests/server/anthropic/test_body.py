@@ -130,6 +130,7 @@ def test_thinking_is_off_unless_it_is_asked_for(thinking: Any, expected: bool) -
         ([CALL, HI], {}, "messages[0].content[0].name"),
         ([HI], {"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ([HI], {"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        ([HI], {"tools": 2 * [{"name": "f", "input_schema": {}}]}, "tools[1].name"),
         ([HI], {"tools": [{"name": "f", "input_schema": {"type": "array"}}]},
          "tools[0].input_schema.type"),
         ([HI], {"thinking": {"type": "loud"}}, "thinking.type"),

@@ -346,6 +346,8 @@ def function(**fields: object) -> dict[str, object]:
         (function(parameters={"type": ["string", "null"]}), "function.parameters.type"),
         (function(parameters={"type": {}}), "function.parameters.type"),
         (function(description={}), "function.description"),
+        ({**GOOD, "function": {**GOOD["function"], "description": "other"}}, "function.name"),
+        ({"type": "custom", "custom": {"name": GOOD["function"]["name"]}}, "custom.name"),
     ],
 )
 def test_a_malformed_tool_is_named(tool, param):

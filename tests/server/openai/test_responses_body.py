@@ -122,6 +122,17 @@ def test_a_schema_of_arguments_must_allow_an_object() -> None:
     assert caught.value.param == "tools[0].parameters.type"
 
 
+def test_two_tools_of_one_name_are_refused_unless_they_are_the_same() -> None:
+    """Also in namespaces, whose tools are offered under longer names."""
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    assert len(prompt("Hi", tools=[tool, tool]).tools or ()) == 1
+    spaces = [{"type": "namespace", "name": name, "tools": [tool]} for name in ("a", "b")]
+    assert len(prompt("Hi", tools=[tool, *spaces]).tools or ()) == 3
+    with pytest.raises(RequestError) as caught:
+        prompt("Hi", tools=[tool, {**tool, "description": "other"}])
+    assert caught.value.param == "tools[1].name"
+
+
 def test_what_a_model_and_openais_servers_did_stays_in_the_conversation() -> None:
     said = prompt(
         [
