@@ -6,9 +6,12 @@ Knows no kind of layer and no file format.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +39,9 @@ from luceasync.models.weights import EmbeddingTable, ExpertWeights, Weight
 
 
 class TensorSource(Protocol):
-    """Where tensors come from: a file of some format, or random numbers for a benchmark."""
+    """Where tensors come from: a file of some format, or random numbers for a benchmark. Several
+    threads may ask at once.
+    """
 
     def encoding(self, name: str) -> Encoding:
         """How the tensor is stored. Raises ModelError if there is none of that name."""
@@ -78,7 +83,6 @@ class RandomSource:
     ) -> None:
         """`encoding_of`: how to store each tensor, by its name."""
         self._encoding_of = encoding_of
-        self._generator = torch.Generator(device)
         self._dtype = dtype
         self._device = device
         self._seed = seed
@@ -98,10 +102,8 @@ class RandomSource:
         return ((1, self.stored(name, shape)) for name in names)
 
     def read(self, name: str, shape: Shape) -> Tensor:
-        self._seeded(name)
-        random = torch.randn(
-            shape, generator=self._generator, dtype=torch.float32, device=self._device
-        )
+        generator = self._seeded(name)
+        random = torch.randn(shape, generator=generator, dtype=torch.float32, device=self._device)
         if len(shape) > 1:
             scale: float = shape[-1] ** -0.5
             return (random * scale).to(self._dtype)
@@ -109,7 +111,7 @@ class RandomSource:
 
     def _seeded(self, name: str) -> torch.Generator:
         digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
-        return self._generator.manual_seed(int.from_bytes(digest) >> 1)
+        return torch.Generator(self._device).manual_seed(int.from_bytes(digest) >> 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +169,12 @@ class TensorReader:
         spec: ModelSpec,
         place: WeightPlacement,
         advance: Callable[[int], None] = lambda num_bytes: None,
+        handed: Handed | None = None,
     ) -> None:
+        """`handed`: that of the shard's other readers, if it has several."""
         self.spec = spec
         self.place = place
-        self.handed = Handed()
+        self.handed = handed or Handed()
         self._source = source
         self._advance = advance
 
@@ -183,6 +187,43 @@ class TensorReader:
         """Read decoder layer `layer`. Raises ModelError."""
         reader, kinds = self.of_layer(layer), self.spec.layers[layer]
         return Layer(kinds.mixer.load(reader), kinds.feed_forward.load(reader))
+
+    def layers_in_threads(
+        self,
+        layers: Sequence[int],
+        read: Callable[[TensorReader, int], Layer],
+        places: Sequence[WeightPlacement],
+        on_device: Callable[[], AbstractContextManager[object]],
+    ) -> list[Layer]:
+        """Read decoder layers by `read`, as many at once as there are `places`, which differ in
+        their transfers: while one layer waits for the file or the bus, others are unpacked.
+        `on_device`: see Platform. `advance` is called in this thread, for whole layers. Raises
+        ModelError, and what `advance` raises.
+        """
+        idle: SimpleQueue[WeightPlacement] = SimpleQueue()
+        for place in places:
+            idle.put(place)
+        is_inference = torch.is_inference_mode_enabled()  # which is set per thread
+
+        def read_one(layer: int) -> tuple[Layer, int]:
+            place, num_bytes = idle.get(), list[int]()
+            reader = TensorReader(self._source, self.spec, place, num_bytes.append, self.handed)
+            try:
+                with on_device(), torch.inference_mode(is_inference):
+                    return read(reader, layer), sum(num_bytes)
+            finally:
+                idle.put(place)
+
+        found: list[Layer] = []
+        with ThreadPoolExecutor(len(places), "read-layers") as pool:
+            try:
+                for reading in [pool.submit(read_one, layer) for layer in layers]:
+                    layer, num_bytes = reading.result()
+                    found.append(layer)
+                    self._advance(num_bytes)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+        return found
 
     def of_layer(self, layer: int) -> LayerReader:
         """What decoder layer `layer` is read with."""

@@ -30,6 +30,8 @@ T = TypeVar("T")
 class CpuPlatform:
     """A CPU. All CPU devices that a user names are the same device for torch."""
 
+    num_layers_at_once = 1
+
     def __init__(self, name: str = "cpu:0") -> None:
         self.name = name
         self.device = torch.device("cpu")

@@ -46,8 +46,10 @@ from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
 
 T = TypeVar("T")
 
-# Of weights in transit: one thread alone copies cached files at 4 GB/s.
-NUM_READERS = 8
+# While one layer waits for the file or the bus, others are unpacked.
+NUM_LAYERS_AT_ONCE = 4
+# Of weights in transit, for each of these layers: one thread copies cached files at 4 GB/s at most.
+NUM_READERS = 4
 READ_BYTES, MIN_READ_BYTES = 8 << 20, 4 << 20  # each part costs 0.1 ms of interpreter time
 NUM_COPIED = 2  # buffers: the bus is faster than the readers
 SLICE_BYTES, NUM_SLICES = 32 << 20, 3
@@ -57,6 +59,8 @@ log = logging.getLogger(__name__)
 
 class CudaPlatform:
     """A GPU from NVIDIA."""
+
+    num_layers_at_once = NUM_LAYERS_AT_ONCE
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -199,6 +203,11 @@ class _PinnedBuffer:
     copied: torch.cuda.Event
 
 
+def _pinned_buffer(num_bytes: int) -> _PinnedBuffer:
+    memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=num_bytes > 0)
+    return _PinnedBuffer(memory, torch.cuda.Event())
+
+
 @dataclass(frozen=True, slots=True)
 class _Slice:
     """Device memory for rows in transit; it may be overwritten after `unpacked`."""
@@ -228,8 +237,7 @@ class PinnedTransfer:
         self._buffers: SimpleQueue[_PinnedBuffer] = SimpleQueue()
         # Buffers being read into, and buffers being copied.
         for _ in range(NUM_READERS + NUM_COPIED):
-            memory = torch.empty(READ_BYTES, dtype=torch.uint8, pin_memory=True)
-            self._buffers.put(_PinnedBuffer(memory, torch.cuda.Event()))
+            self._buffers.put(_pinned_buffer(0))
         self._readers = ThreadPoolExecutor(NUM_READERS, "read-weights")
 
     def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
@@ -295,10 +303,9 @@ class PinnedTransfer:
         buffer = self._buffers.get()
         try:
             buffer.copied.synchronize()
-            memory = buffer.memory
-            if there.nbytes > memory.nbytes:  # one row that is larger
-                memory = torch.empty(there.nbytes, dtype=torch.uint8)
-            here = memory[: there.nbytes].view(there.shape)
+            if there.nbytes > buffer.memory.nbytes:  # at first, as small models need little
+                buffer = _pinned_buffer(there.nbytes)
+            here = buffer.memory[: there.nbytes].view(there.shape)
             rows.read(begin, end, here)
             # The caller's tensors may be in inference mode, which is set per thread.
             with torch.inference_mode(), torch.cuda.stream(self._stream):

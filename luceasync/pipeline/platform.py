@@ -141,6 +141,11 @@ class Platform(Protocol):
         """Start, in threads, the work for which loading a model will wait. May be called again."""
         ...
 
+    @property
+    def num_layers_at_once(self) -> int:
+        """How many layers are read at once, each with a transfer of its own."""
+        ...
+
     def row_transfer(self) -> RowTransfer:
         """Transfers stored weights to the device."""
         ...

@@ -7,7 +7,7 @@ requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import compress
 
@@ -61,13 +61,27 @@ class Shard:
         slotted = platform.slotted_ops(shard.expert_slots) if shard.expert_slots else None
         self._ops = slotted or platform.ops
         self.layers = range(shard.begin, shard.end)
-        with closing(platform.row_transfer()) as transfer:
-            dtype = torch_dtype(precision.weights)
-            place = WeightPlacement(self._ops, self.device, dtype, transfer)
-            reader, family = TensorReader(source, spec, place, advance), family_of(spec)
-            self._layers = [family.read_layer(reader, layer) for layer in self.layers]
+        family, layers = family_of(spec), self.layers
+        with ExitStack() as closing_all:
+            # Layers whose experts share slots are read one by one.
+            places = [
+                WeightPlacement(
+                    self._ops,
+                    self.device,
+                    torch_dtype(precision.weights),
+                    closing_all.enter_context(closing(platform.row_transfer())),
+                )
+                for _ in range(1 if slotted else min(platform.num_layers_at_once, len(layers)))
+            ]
+            reader, read = TensorReader(source, spec, places[0], advance), family.read_layer
+            if len(places) == 1:
+                self._layers = [read(reader, layer) for layer in layers]
+            else:
+                on_device = platform.on_device
+                self._layers = reader.layers_in_threads(layers, read, places, on_device)
             self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
-            place.findings.raise_fault()
+            for place in places:
+                place.findings.raise_fault()
         if slotted is not None:
             slotted.allocate()
         self._are_run = [True] * len(self.layers)  # which layers a pass runs

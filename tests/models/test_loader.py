@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from luceasync.errors import ModelError
+from luceasync.errors import ModelError, Unavailable
 from luceasync.host_cache.arena import PlainMemory
 from luceasync.models import encodings
 from luceasync.models.encodings import (
@@ -34,6 +35,8 @@ from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.shard import Shard
+from tests.pipeline import plans
+from tests.pipeline.specs import make_spec
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
@@ -235,6 +238,71 @@ def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_pa
         reader.stacked([TensorPart("m")], {"m": (3, 5)})
         reader.vector("v", (7,))
     assert read == [3 * 5 * 8, 7 * 2]
+
+
+class ThreeAtOnce(CpuPlatform):
+    """Reads three layers at once."""
+
+    num_layers_at_once = 3
+
+
+class MeetingSource(NotingSource):
+    """Holds the first norm of each layer until three layers have asked for theirs."""
+
+    def __init__(self, inner: TensorSource, fault: str = "") -> None:
+        super().__init__(inner)
+        self.meet, self.fault = threading.Barrier(3), fault
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        if name.endswith(".input_layernorm.weight"):
+            self.meet.wait(timeout=30)
+        if name == self.fault:
+            raise ModelError(f"{name} is damaged")
+        return super().read(name, shape)
+
+
+def six_layers(
+    source: TensorSource, advance: Callable[[int], None], platform: CpuPlatform
+) -> Shard:
+    spec = make_spec(num_layers=6)
+    plan = plans.plan_of(spec=spec, parallel=1, max_ctx_tokens=256)
+    return Shard(spec, plan, plan.shards[0], platform, source, advance, memory=PlainMemory())
+
+
+def numbers_of(shard: Shard) -> list[Tensor]:
+    """A result of each layer, which depends on all of its weights."""
+    x, found = torch.arange(256.0).view(1, 1, 256).sin(), []
+    for layer in shard._layers:
+        x = layer.feed_forward.forward(x)
+        found.append(x)
+    return found
+
+
+def test_layers_read_at_once_are_those_read_one_by_one():
+    random = RandomSource(torch.float32, CPU)
+    read: list[int] = []
+    expected = six_layers(random, read.append, CpuPlatform())
+    in_threads: list[int] = []
+    shard = six_layers(MeetingSource(random), in_threads.append, ThreeAtOnce())
+    for one, other in zip(numbers_of(shard), numbers_of(expected), strict=True):
+        assert torch.equal(one, other)
+    assert sum(in_threads) == sum(read)
+
+
+def test_a_damaged_layer_among_those_read_at_once_is_the_error():
+    fault = "model.layers.4.post_attention_layernorm.weight"
+    source = MeetingSource(RandomSource(torch.float32, CPU), fault)
+    with pytest.raises(ModelError, match=f"{fault} is damaged"):
+        six_layers(source, lambda num_bytes: None, ThreeAtOnce())
+
+
+def test_loading_that_is_stopped_leaves_no_thread_behind():
+    def stop(num_bytes: int) -> None:
+        raise Unavailable("The server is shutting down.")
+
+    with pytest.raises(Unavailable):
+        six_layers(RandomSource(torch.float32, CPU), stop, ThreeAtOnce())
+    assert not any(thread.name.startswith("read-layers") for thread in threading.enumerate())
 
 
 # --- rows of files ------------------------------------------------------------------------------
