@@ -19,3 +19,15 @@ def later(delay_s: float, act: Callable[..., object], *args: object) -> Iterator
         yield
     finally:
         timer.join()
+
+
+@contextmanager
+def otherwise(limit_s: float, act: Callable[..., object], *args: object) -> Iterator[None]:
+    """Call `act` in another thread if the block takes longer than `limit_s`."""
+    timer = threading.Timer(limit_s, act, args)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()

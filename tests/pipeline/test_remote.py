@@ -99,6 +99,20 @@ def open_in(tiny_dir: Path, tmp_path: Path) -> Iterator:
         each.close()
 
 
+def test_experts_are_not_asked_for_behind_a_chunk(open_in, monkeypatch: pytest.MonkeyPatch):
+    """The answer would come after it, and a step of other lanes would wait as long."""
+    num_asked = []
+    monkeypatch.setattr(fleet._Experts, "ask", lambda self, connection: num_asked.append(1))
+    backend = open_in("two", runs_async=True)
+    backend.reset(0)
+    backend.prefill(0, 0, list(range(8)), project=False)  # nobody waits for its end
+    backend.raise_if_failed()
+    assert not num_asked
+    backend.prefill(0, 8, list(range(8)), project=True)
+    backend.raise_if_failed()
+    assert len(num_asked) == 1
+
+
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("arrangement", REMOTE)

@@ -138,7 +138,8 @@ class RemoteStage:
 
     def raise_if_failed(self) -> None:
         self._connection.raise_if_failed()
-        self._experts.ask(self._connection)
+        if not self._passes.are_under_way:  # a step of other lanes must not wait for a chunk
+            self._experts.ask(self._connection)
 
     def check_alive(self) -> None:
         self._connection.check_alive()

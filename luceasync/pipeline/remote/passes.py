@@ -71,8 +71,14 @@ class RemotePasses:
         self._ahead: deque[tuple[int, CallKind]] = deque()  # chunks that were not waited for
         self._handed_on: tuple[Tensor, Payload] | None = None
         self._batch = NO_BATCH  # of the last pass
+        self._is_awaited = True
         self._is_tree = False
         self._probed_tokens: dict[int, int] = {}  # by lane
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether the last pass was not waited for: what is asked now is answered after it."""
+        return not self._is_awaited
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         return self._run("prefill", batch, given, project)
@@ -102,6 +108,7 @@ class RemotePasses:
     ) -> Tensor | None:
         self._free()
         self._batch, self._is_tree = batch, kind == "verify"
+        self._is_awaited = False
         output = self._sizes.output(batch, project)
         lent = None if self._before is None else self._before.payload_of(given)
         # A failure of a pass that is not answered shows at the next call. A payload in another
@@ -137,10 +144,12 @@ class RemotePasses:
         if not (output and self._hands_on):
             found = self._connection.result(number, output, command.call_kind)
             self._collect(0)  # they were answered before
+            self._is_awaited = True
             return found[0] if output else None
         payload, memory = self._connection.payload(number, output[0], command.call_kind)
         [view] = views(memory, output)
         self._handed_on = view, payload
+        self._is_awaited = True
         return view
 
     def _collect(self, num_left: int) -> None:
@@ -164,6 +173,7 @@ class RemotePasses:
         self._free()
         self._ahead.clear()
         self._batch = NO_BATCH
+        self._is_awaited = True
 
     def _free(self) -> None:
         if self._handed_on is not None:
