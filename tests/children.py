@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
+
+from tests.later import otherwise
+
+SAID_S = 120.0
 
 
 def children(word: str = "", of: int | None = None) -> list[psutil.Process]:
@@ -24,3 +31,27 @@ def runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def line_with(
+    word: str, process: subprocess.Popen[str], kill: Callable[[], None] | None = None
+) -> str:
+    """The first line with `word` that the process writes to its stderr, within SAID_S; after that
+    `kill`, by default of the process alone, has to close the pipe. Raises AssertionError with what
+    it has written instead.
+    """
+    assert process.stderr is not None
+    lines: list[str] = []
+    with otherwise(SAID_S, kill or process.kill):
+        for line in process.stderr:
+            lines.append(line)
+            if word in line:
+                return line
+    raise AssertionError(f"no {word!r} in what it said: {''.join(lines)}")
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """Where a server that was just started listens."""
+    found = re.search(r"https?://[\d.]+:\d+", line_with("Listening on", process))
+    assert found is not None
+    return found[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import openai
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
+from tests.children import url_of
 
 pytestmark = pytest.mark.slow
 
@@ -26,13 +26,10 @@ GREEDY = {"model": "stdlib-15m", "messages": QUESTION, "temperature": 0}
 def url() -> Iterator[str]:
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", "--dtype", "fp32"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "Listening on" in line)
-        match = re.search(r"http://[\d.]+:\d+", line)
-        assert match is not None
-        _wait_until_ready(match[0])
+        address = url_of(process)
+        _wait_until_ready(address)
         try:
-            yield match[0]
+            yield address
         finally:
             process.terminate()
             process.communicate(timeout=START_DEADLINE_S)

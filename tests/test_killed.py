@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.engine.engine import LocalEngine
+from tests.children import url_of
 from tests.engines import Answer, running, user
 from tests.engines import ask as asked
 
@@ -34,13 +34,10 @@ def server(cache_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", "--dtype", "fp32"]
     command += ["--kv-cache-dir", str(cache_dir), "--kv-cache-min-tokens", "1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "Listening on" in line)
-        match = re.search(r"http://[\d.]+:\d+", line)
-        assert match is not None
-        until(lambda: httpx.get(f"{match[0]}/ready").status_code == 200, pause_s=0.1)
+        url = url_of(process)
+        until(lambda: httpx.get(f"{url}/ready").status_code == 200, pause_s=0.1)
         try:
-            yield process, match[0]
+            yield process, url
         finally:
             process.kill()
             process.communicate()

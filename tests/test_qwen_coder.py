@@ -5,7 +5,6 @@ is for. Skipped where `python -m tests.acceptance.fetch_models qwen2.5-coder-0.5
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 from tests.acceptance.fetch_models import MODELS
 from tests.acceptance.quantised.texts import nfc_texts
+from tests.children import url_of
 from tests.gguf.real import as_transformers_runs_it
 from tests.test_gguf_models import open_backend
 
@@ -92,16 +92,13 @@ def server(cache_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str]
     command += ["--dtype", "fp32", "--parallel", "1", "--kv-cache-min-tokens", "1", *flags]
     command += ["--kv-cache-dir", str(cache_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "Listening on" in line)
-        match = re.search(r"http://[\d.]+:\d+", line)
-        assert match is not None
+        url = url_of(process)
         deadline = time.monotonic() + DEADLINE_S
-        while httpx.get(f"{match[0]}/ready", timeout=60).status_code != 200:
+        while httpx.get(f"{url}/ready", timeout=60).status_code != 200:
             assert time.monotonic() < deadline
             time.sleep(0.5)
         try:
-            yield process, match[0]
+            yield process, url
         finally:
             process.kill()
             process.communicate()

@@ -192,8 +192,8 @@ class ObjectStore:
             return False
         content = None
         try:
-            async with asyncio.timeout(patience_s), self._fetching:
-                content = await self._get(name, patience_s)
+            async with asyncio.timeout(patience_s) as limit, self._fetching:
+                content = await self._get(name, patience_s, limit)
         except FileNotFoundError:
             self._health.tell()
         except TimeoutError:
@@ -210,8 +210,12 @@ class ObjectStore:
         self._there.add(name)
         return True
 
-    async def _get(self, name: NodeName, patience_s: float) -> list[memoryview] | None:
-        """The file's bytes, in pieces; None if they would come too late, or their seal is wrong."""
+    async def _get(
+        self, name: NodeName, patience_s: float, limit: asyncio.Timeout
+    ) -> list[memoryview] | None:
+        """The file's bytes, in pieces; None if they would come too late, or their seal is wrong.
+        `limit` ends the wait.
+        """
         path = self._path(*name)
         async with asyncio.timeout(min(patience_s, HEAD_TIMEOUT_S)):
             size = (await self._obstore.head_async(self._store, path))["size"]
@@ -229,9 +233,10 @@ class ObjectStore:
                     self._store, path, starts=list(some), ends=ends
                 )
                 pieces += map(memoryview, got)
-        except asyncio.CancelledError:  # too late; how much had come is not told
-            self._observe(size // 2, time.monotonic() - began_s)
-            raise
+        except asyncio.CancelledError:
+            if limit.expired():  # how much had come is not told
+                self._observe(size // 2, time.monotonic() - began_s)
+            raise  # a client that leaves says nothing about the link
         self._observe(size, time.monotonic() - began_s)
         self._counts["read_bytes"] += size
         return await self._threads.submit(self._unsealed, name, pieces)

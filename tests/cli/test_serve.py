@@ -15,6 +15,7 @@ import pytest
 from luceasync.cli.serve import is_open_to_others, ready_lines
 from luceasync.request import ModelCard
 from luceasync.server_config import ServerConfig
+from tests.children import line_with
 
 DEADLINE_S = 60
 
@@ -82,13 +83,7 @@ def test_ready_lines_name_the_model_and_the_reasons_for_its_context():
 
 def wait_bound(process: subprocess.Popen[str]) -> str:
     """The line that names the URL; the log may have lines before it."""
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if line.startswith("Listening"):
-            return line
-    raise AssertionError("".join(lines))
+    return line_with("Listening", process)
 
 
 def wait_ready(client: httpx.Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from luceasync.request import Request
 from luceasync.server.app import create_app
 from luceasync.server_config import ServerConfig
 from luceasync.status import CacheStatus
+from tests.children import url_of
 from tests.server.scripted import ScriptedEngine, ScriptedStream
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "warm_cache.py"
@@ -225,8 +225,7 @@ def serving():
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
-            line = next(line for line in server.stderr if "Listening on" in line)
-            yield re.search(r"http://[\d.]+:\d+", line)[0]
+            yield url_of(server)
         finally:
             server.terminate()
             server.communicate(timeout=60)

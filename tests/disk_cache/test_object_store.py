@@ -209,6 +209,28 @@ async def test_a_link_that_was_too_slow_is_tried_again_later(
         assert await find(ours, ROWS) == [KEY]
 
 
+async def test_a_client_that_leaves_says_nothing_about_the_link(tmp_path: Path) -> None:
+    """What it waited for had come so far is not known, and need not have been late."""
+    asked = asyncio.Event()
+
+    async def hang(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.sleep(DEADLINE_S)
+
+    await upload(tmp_path)
+    async with server(tmp_path, "ours") as ours:
+        replace_calls(ours, get_ranges_async=hang)
+        finding = asyncio.create_task(find(ours, ROWS))
+        async with asyncio.timeout(DEADLINE_S):
+            await asked.wait()
+            finding.cancel()
+            await asyncio.wait([finding])
+        assert finding.cancelled() and ours._store is not None
+        assert ours._store._bytes_per_s is None and ours.degraded == ""
+        replace_calls(ours)
+        assert await find(ours, ROWS) == [KEY]
+
+
 async def test_objects_do_not_change(tmp_path: Path) -> None:
     await upload(tmp_path)
     before = [path.read_bytes() for path in objects(tmp_path)]
