@@ -420,10 +420,11 @@ def bench_check(
         check.test()
     for bench in short_benches(device, only):
         check.measure(bench)
+        if keeps:  # after each of them, since a later one may be killed
+            write_kept(path, kept | {kind: kept_after(known, check.taken, check.measured)})
     lines = compare(known, check.taken, check.measured)
     show(report, kind, lines)
     if keeps:
-        write_kept(path, kept | {kind: kept_after(known, check.taken, check.measured)})
         report.say(f"\nkept in {path}")
     bad = [line for line in lines if line.verdict in ("worse", "missing")]
     failed = ", and a test or bench has failed" if check.has_failed else ""

@@ -199,10 +199,15 @@ NAME = "prefill, small, 512: share"
 
 
 def run_check(
-    path: Path, runs: ScriptedRuns, *, has_tests: bool = False, keeps: bool = False
+    path: Path,
+    runs: ScriptedRuns,
+    *,
+    has_tests: bool = False,
+    keeps: bool = False,
+    only: Sequence[str] = ("prefill",),
 ) -> bool:
     report = Report({}, path.with_suffix(".jsonl"))
-    given = {"only": ["prefill"], "has_tests": has_tests, "path": path, "keeps": keeps}
+    given = {"only": only, "has_tests": has_tests, "path": path, "keeps": keeps}
     return bench_check(report, "cpu:0", **given, run=runs)
 
 
@@ -248,6 +253,12 @@ def test_keeping_changes_this_device_alone(path: Path) -> None:
     before = read_kept(path)
     run_check(path, ScriptedRuns(rate(0.75)), keeps=True)
     assert read_kept(path) == before | {"cpu": {NAME: KeptFigure(0.75, 0.2)}}
+
+
+def test_figures_are_kept_even_if_a_later_bench_ends_the_run(path: Path) -> None:
+    with pytest.raises(IndexError):  # no second run is scripted
+        run_check(path, ScriptedRuns(rate(0.75)), keeps=True, only=["prefill", "speculation"])
+    assert read_kept(path)["cpu"] == {NAME: KeptFigure(0.75, 0.2)}
 
 
 def test_a_bench_that_lacks_a_package_is_skipped_with_its_name(path: Path, capsys) -> None:
