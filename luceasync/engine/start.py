@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 
-from luceasync.config import CacheConfig, Config
+from luceasync.config import BUNDLED_MODEL_DIR, CacheConfig, Config
 from luceasync.engine.cache_directory import (
     CacheDirectorySpec,
     directory_spec_of,
@@ -42,6 +42,7 @@ from luceasync.text.roles import TOOL, Roles
 from luceasync.text.template import (
     NoTemplate,
     OwnTemplate,
+    ShippedTemplate,
     StartTrial,
     Template,
     TemplateSource,
@@ -202,9 +203,14 @@ def _stoppable(stopping: threading.Event, progress: Progress | None) -> Progress
 
 
 def template_of(model: ModelFiles) -> OwnTemplate:
-    """The model's own chat template, in a separate process. Raises ModelError."""
+    """The model's own chat template; in a separate process, unless it comes with luceasync. Raises
+    ModelError.
+    """
     source = TemplateSource.find(model.path, model.gguf)
-    return NoTemplate() if source is None else IsolatedTemplate(source)
+    if source is None:
+        return NoTemplate()
+    # A renderer in another process takes as long to reach as everything else before the prompt.
+    return (ShippedTemplate if model.path == BUNDLED_MODEL_DIR else IsolatedTemplate)(source)
 
 
 def language_of(

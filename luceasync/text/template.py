@@ -182,6 +182,36 @@ class OwnTemplate(Template, Protocol):
         ...
 
 
+class ShippedTemplate:
+    """Renders like ChatTemplate, in this process: for the template of a model that comes with
+    luceasync, which takes no longer than its messages are long.
+    """
+
+    def __init__(self, source: TemplateSource) -> None:
+        """Raises ModelError for a source that does not compile."""
+        self.source: TemplateSource | None = source
+        self._template = ChatTemplate(
+            source.default, tool_source=source.tool_use, variables=source.special_tokens
+        )
+
+    def close(self) -> None:
+        """No-op: there is no renderer."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Like ChatTemplate.render."""
+        return self._template.render(
+            messages, tools, add_generation_prompt=add_generation_prompt, **kwargs
+        )
+
+
 class NoTemplate:
     """The template of a model without one: refuses every chat."""
 
