@@ -62,7 +62,8 @@ class PinLimit:
 class Language:
     """The text side of a model, and the limits that a request is checked against. `pin_limit` None:
     all of a lane stays on the devices. `answers`, `roles`, `turns`: learned from the template,
-    `tool_roles` for chats with tools."""
+    `tool_roles` for chats with tools. `renders_here`: the template takes time only for what it
+    inserts, in this process."""
 
     card: ModelCard
     tokenizer: Tokenizer
@@ -74,6 +75,7 @@ class Language:
     roles: Roles = field(default_factory=Roles)
     tool_roles: Roles = field(default_factory=Roles)
     turns: TurnBoundaries = field(default_factory=TurnBoundaries)
+    renders_here: bool = False
 
     def calls_in(self, ids: Sequence[int]) -> Iterator[PastCall]:
         """The calls in token ids that the model has generated, whichever tools they name."""

@@ -269,6 +269,7 @@ def language_of(
         roles=Roles.of(tried),
         tool_roles=Roles.of(tried, [TOOL]),
         turns=TurnBoundaries.of(tried, tokenizer),
+        renders_here=own_template.is_here,
     )
 
 

@@ -52,6 +52,8 @@ class RenderLimits:
 class IsolatedTemplate:
     """Renders like ChatTemplate, in another process. Thread-safe; one rendering runs at a time."""
 
+    is_here = False
+
     def __init__(self, source: TemplateSource, limits: RenderLimits | None = None) -> None:
         """Start the process without waiting for it."""
         self.source: TemplateSource | None = source

@@ -172,7 +172,11 @@ class ChatTemplate:
 
 
 class OwnTemplate(Template, Protocol):
-    """The template of a model with its source; None: the model has none."""
+    """The template of a model with its source; None: the model has none. `is_here`: it is rendered
+    in this process.
+    """
+
+    is_here: bool
 
     @property
     def source(self) -> TemplateSource | None: ...
@@ -186,6 +190,8 @@ class ShippedTemplate:
     """Renders like ChatTemplate, in this process: for the template of a model that comes with
     luceasync, which takes no longer than its messages are long.
     """
+
+    is_here = True
 
     def __init__(self, source: TemplateSource) -> None:
         """Raises ModelError for a source that does not compile."""
@@ -216,6 +222,7 @@ class NoTemplate:
     """The template of a model without one: refuses every chat."""
 
     source = None
+    is_here = True
 
     def close(self) -> None:
         """No-op."""

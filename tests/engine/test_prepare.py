@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.engine.prepare import ChoicePreparation, prepare
+from luceasync.engine.prepare import MAX_SHORT_CHARS, ChoicePreparation, prepare
 from luceasync.engine.prompts import Language
 from luceasync.errors import RequestError
 from luceasync.prefix_cache.tenants import Tenants
@@ -95,3 +96,27 @@ async def test_chats_that_wait_for_the_template_hold_up_no_text(language):
         is_free.set()
         assert all(prompt.text == "ab" for prompt in await asyncio.gather(*chats))
     await preparation.close()
+
+
+async def test_only_short_chats_with_a_template_of_our_own_are_prepared_on_the_event_loop(language):
+    """Anything that may take long stays in a thread, where it delays nobody."""
+    here = threading.get_ident()
+    seen: list[int] = []
+
+    class Watched:
+        def render(self, messages, tools=None, /, **kwargs):
+            seen.append(threading.get_ident())
+            return language.template.render(messages, tools, **kwargs)
+
+    short = ChatPrompt([{"role": "user", "content": "x"}])
+    long = ChatPrompt([{"role": "user", "content": "x " * MAX_SHORT_CHARS}])
+    parts = ChatPrompt([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+    cases = [(short, True, True), (short, False, False), (long, True, False), (parts, True, False)]
+    for prompt, renders_here, is_at_once in cases:
+        told = replace(language, template=Watched(), renders_here=renders_here)
+        preparing = ChoicePreparation(told, Tenants(lambda: History(language.tokenizer)))
+        seen.clear()
+        with contextlib.suppress(RequestError):  # the long one has too many tokens
+            await preparing.choices(Request(prompt), 1)
+        await preparing.close()
+        assert {thread == here for thread in seen} == {is_at_once}, prompt
