@@ -162,6 +162,8 @@ class SpeculativeDecoding:
             if is_plain and self._speculator.is_plain_next(lanes):
                 self._target.run_ahead()  # the devices begin it without waiting for the host
             meanwhile()
+            if not plan.speculating:
+                self._speculator.foresee(lanes, plan, alone=alone)
 
         for run, is_round, then in ((self._round, True, foresee), (self._plain, False, run_ahead)):
             part = [(g, a) for g, a in pairs if (a.lane in plan.speculating) == is_round]

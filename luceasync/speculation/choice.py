@@ -25,7 +25,7 @@ NUM_SAMPLES = 8  # of each kind of step
 NUM_MEASURED = 3  # the first is dropped: kernels may have been compiled or graphs captured
 FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been outliers
 STALE_STEPS = 1000  # at most until then, as costs grow with the context
-HOPELESS_WAITS = 8  # times as long, if twice the expected tokens would not pay for a round
+HOPELESS_WAITS = 8  # times as long, if twice the tokens that it gains would not pay for a round
 FALLEN = 0.8  # of what a step took: the others are measured again, too
 LENGTHS = (4096, 16384, 65536)  # tokens of the longest context from which costs are kept apart
 
@@ -422,7 +422,7 @@ def _is_due(shape: RoundShape, outlooks: Sequence[LaneOutlook], costs: StepCosts
     round_s, plain_s = (costs.seconds(num_lanes, each) for each in (shape, None))
     if round_s is None or plain_s is None:
         return True
-    if any(2 * outlook.record.taus([shape])[0] * plain_s > round_s for outlook in outlooks):
+    if any((2 * each.record.taus([shape])[0] - 1) * plain_s > round_s for each in outlooks):
         return True
     return costs.is_due(num_lanes, shape, HOPELESS_WAITS)
 

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
+import luceasync.speculation.speculator
 from luceasync.engine.acceptance import lines, matching_child, walk
+from luceasync.engine.decoding import SpeculativeDecoding
+from luceasync.engine.sampling.choose import nothing
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
-from luceasync.speculation.choice import RoundPlan, RoundShape, StepCosts
+from luceasync.speculation.choice import (
+    TRIAL_ROUNDS,
+    RoundPlan,
+    RoundShape,
+    StepCosts,
+    plan_step,
+)
 from luceasync.speculation.dflash.graph import EagerRunner
 from luceasync.speculation.speculator import Speculator
 from luceasync.text.tokenizer import Tokenizer
@@ -298,6 +307,39 @@ def test_nothing_is_foreseen_while_a_step_is_measured(foreseeing):
     speculator.foresee([2], under_way, alone=True)
     costs.due = None
     assert speculator.plan([2], alone=True).shape == RoundShape(4)
+
+
+class Dear(StepCosts):
+    """Rounds never pay."""
+
+    def seconds(self, num_lanes, shape):
+        return 1.0 if shape is None else 100.0
+
+    def is_due(self, num_lanes, shape, num_waits=1):
+        return False
+
+
+@pytest.mark.any_family
+def test_behind_a_plain_step_the_next_is_planned_while_devices_work(
+    open_backend, tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    events: list[str] = []
+
+    def plan_heard(*given, **named):
+        events.append("plan")
+        return plan_step(*given, **named)
+
+    monkeypatch.setattr(luceasync.speculation.speculator, "plan_step", plan_heard)
+    backend = open_backend()
+    speculator = speculator_of(backend, ScriptedDraft({0: [5] * 500}), costs=Dear())
+    lanes = Lanes(backend, [prepare(tokenizer, Sampling(), max_tokens=60)], speculator)
+    decoding = SpeculativeDecoding(backend, speculator)
+    for _ in range(TRIAL_ROUNDS + 1):
+        decoding.step([*lanes.running], alone=True, meanwhile=nothing)
+    events.clear()
+    for _ in range(3):
+        decoding.step([*lanes.running], alone=True, meanwhile=lambda: events.append("work"))
+    assert events == ["work", "plan"] * 3
 
 
 @pytest.mark.any_family
