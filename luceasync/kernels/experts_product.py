@@ -243,15 +243,16 @@ def many(
     tiles: Tensor,
     out: Tensor,
     *,
+    tile_rows: int,
     rows: Tensor | None = None,
     first: int = 0,
     chosen: ManyRowsTile | None = None,
 ) -> None:
-    """`linear`, or `swiglu` if matrices are [2, experts, inner, dim], in tiles of MANY_ROWS rows.
+    """`linear` if matrices are [1, experts, outputs, dim], `swiglu` if they are [2, experts, inner,
+    dim], in tiles of `tile_rows`.
 
     `first`: the number of the first of `matrices`; tiles of other matrices are skipped.
     """
-    matrices = matrices if matrices.dim() == 4 else matrices[None]
     num_parts, num_experts, num_outputs, dim = matrices.shape
     chosen = chosen or many_tile(
         paired=num_parts == 2,
@@ -273,7 +274,7 @@ def many(
         matrices.stride(2),
         PAIRED=num_parts == 2,
         EVEN_K=dim % chosen.block_k == 0,
-        ROWS=MANY_ROWS,
+        ROWS=tile_rows,
         BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k,
         PRECISION=dot_precision(matrices.dtype),

@@ -37,6 +37,7 @@ def linear(
     *,
     shared: TiledMatrix | None = None,
     far: TiledMatrix | None = None,
+    tile_rows: int = TILE_ROWS,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
@@ -44,9 +45,11 @@ def linear(
     x: [places, dim]; matrices: [experts * outputs, dim], outputs a multiple of 16; tiles: see
     experts_routing.choose. `shared`: the matrix after all experts. `far`: like `matrices`, with any
     number of experts; tiles made for slots refer to these as the matrices after that one. All have
-    one coding.
+    one coding. `tile_rows`: the most rows of a tile, a power of 2 from 8 on.
     """
-    return _product(x, matrices, num_experts, tiles, num_places, None, shared, far, chosen)
+    return _product(
+        x, matrices, num_experts, tiles, num_places, None, shared, far, tile_rows, chosen
+    )
 
 
 def swiglu(
@@ -58,6 +61,7 @@ def swiglu(
     *,
     shared: TiledMatrix | None = None,
     far: TiledMatrix | None = None,
+    tile_rows: int = TILE_ROWS,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """silu(gate) * up of each place: [places, inner].
@@ -65,7 +69,9 @@ def swiglu(
     x: [rows, dim]; `rows`: int32 [places], the row of each place; matrices: [2 * experts * inner,
     dim], all gates first.
     """
-    return _product(x, matrices, num_experts, tiles, len(rows), rows, shared, far, chosen)
+    return _product(
+        x, matrices, num_experts, tiles, len(rows), rows, shared, far, tile_rows, chosen
+    )
 
 
 def _product(
@@ -77,6 +83,7 @@ def _product(
     rows: Tensor | None,
     shared: TiledMatrix | None,
     far: TiledMatrix | None,
+    tile_rows: int,
     chosen: QuantTile | None,
 ) -> Tensor:
     paired, is_nvidia = rows is not None, x.is_cuda and torch.version.hip is None
@@ -102,7 +109,7 @@ def _product(
         weight.num_groups,
         PAIRED=paired,
         EVEN=weight.num_blocks % (chosen.steps * chosen.strides) == 0,
-        WIDTH=TILE_ROWS if is_nvidia else 16,
+        WIDTH=tile_rows if is_nvidia else max(tile_rows, 16),
         ROW_BLOCKS=chosen.row_blocks,
         STRIDES=chosen.strides,
         STEPS=chosen.steps,

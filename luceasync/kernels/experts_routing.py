@@ -122,7 +122,8 @@ def choose_alone(
     num_rows, num_experts = logits.shape
     weights = torch.empty(num_rows, num_chosen, dtype=torch.float32, device=logits.device)
     experts = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
-    _choose_kernel[(num_rows,)](
+    _choose_kernel.launch(
+        (num_rows, 1, 1),
         logits.contiguous(),
         bias,
         weights,

@@ -17,6 +17,8 @@ from luceasync.kernels.quant_gemv_step import nothing
 
 BLOCK = 1024  # columns at a time
 SCORED_ROWS, SCORED_EXPERTS = 4, 2  # of a program
+SUMMED_ROWS = 4  # of a program that adds parts of scores
+ALIGNED_ROWS = 8  # for products whose rows are aligned: others take four times as long
 
 
 def scores(
@@ -127,19 +129,105 @@ def _scores_kernel(
         tl.store(arrivals, 0)
 
 
-def scores_of_many(normed: Tensor, router: Tensor) -> Tensor:
-    """normed @ router^T in float32, of any number of rows; router: float32.
+def scores_of_many(
+    normed: Tensor, router: Tensor, gate: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The router's logits and the sigmoids of any number of normed rows, as `scores` has them.
 
     A float32 number is the sum of three bfloat16 numbers; a tensor core computes their products
     with rows of bfloat16 and adds them in float32.
     """
     if normed.dtype != torch.bfloat16 or not normed.is_cuda or torch.version.hip is not None:
-        return F.linear(normed.float(), router)
-    high = router.bfloat16()
-    middle = (router - high).bfloat16()
-    low = (router - high - middle).bfloat16()
-    parts = torch.mm(normed, torch.cat([high, middle, low]).t(), out_dtype=torch.float32)
-    return parts.view(len(normed), 3, -1).sum(1)
+        exact = normed.float()
+        gates = None if gate is None else F.linear(exact, gate)[:, 0].sigmoid()
+        return F.linear(exact, router), gates
+    parts = parts_of(router, gate)
+    products = torch.mm(normed, parts.view(-1, parts.shape[2]).t(), out_dtype=torch.float32)
+    return sums_of_parts(products, len(router), has_gate=gate is not None)
+
+
+def parts_of(router: Tensor, gate: Tensor | None) -> Tensor:
+    """bfloat16 numbers whose sums over three are those of the router and the gate: [3, matrices,
+    dim], with rows of zeros up to a multiple of ALIGNED_ROWS.
+    """
+    num_experts, dim = router.shape
+    num_matrices = num_experts + (gate is not None)
+    width = triton.cdiv(num_matrices, ALIGNED_ROWS) * ALIGNED_ROWS
+    parts = router.new_empty(3, width, dim, dtype=torch.bfloat16)
+    _parts_kernel.launch(
+        (triton.cdiv(dim, BLOCK), width, 1),
+        router,
+        gate,
+        parts,
+        num_experts,
+        num_matrices,
+        width,
+        dim,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+    return parts
+
+
+@kernel()
+def _parts_kernel(router, gate, parts, num_experts, num_matrices, width, dim, BLOCK: tl.constexpr):
+    row = tl.program_id(1)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = column < dim
+    rest = tl.load(router + row * dim + column, mask=ok & (row < num_experts), other=0.0)
+    if gate is not None:
+        is_gate = (row >= num_experts) & (row < num_matrices)
+        rest += tl.load(gate + column, mask=ok & is_gate, other=0.0)
+    for i in tl.static_range(3):
+        part = rest.to(tl.bfloat16)
+        tl.store(parts + (i * width + row) * dim + column, part, mask=ok)
+        rest -= part.to(tl.float32)
+
+
+def sums_of_parts(
+    products: Tensor, num_experts: int, *, has_gate: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Logits and sigmoids of products with `parts_of`, float32 [rows, 3 * matrices]."""
+    num_rows, width = len(products), products.shape[1] // 3
+    logits = products.new_empty(num_rows, num_experts)
+    gates = products.new_empty(num_rows) if has_gate else None
+    _sums_kernel.launch(
+        (triton.cdiv(num_rows, SUMMED_ROWS), 1, 1),
+        products,
+        logits,
+        gates,
+        num_rows,
+        num_experts,
+        width,
+        ROWS=SUMMED_ROWS,
+        WIDTH=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+    return logits, gates
+
+
+@kernel(do_not_specialize=["num_rows"])
+def _sums_kernel(
+    products,
+    logits,
+    gates,
+    num_rows,
+    num_experts,
+    width,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    matrix = tl.arange(0, WIDTH)[None, :]
+    at = products + row.to(tl.int64) * (3 * width) + matrix
+    ok = (row < num_rows) & (matrix < width)
+    total = tl.load(at, mask=ok, other=0.0)
+    for i in tl.static_range(1, 3):
+        total += tl.load(at + i * width, mask=ok, other=0.0)
+    tl.store(logits + row * num_experts + matrix, total, mask=ok & (matrix < num_experts))
+    if gates is not None:
+        is_gate = ok & (matrix == num_experts)
+        tl.store(gates + row + matrix * 0, tl.sigmoid(total), mask=is_gate)
 
 
 def add_weighted(
@@ -159,7 +247,8 @@ def add_weighted(
     (num_rows, num_chosen), dim = places.shape, base.shape[1]
     base, out = base.contiguous(), base.new_empty(base.shape)
     results = results.contiguous()
-    _add_weighted_kernel[(triton.cdiv(dim, BLOCK), num_rows)](
+    _add_weighted_kernel.launch(
+        (triton.cdiv(dim, BLOCK), num_rows, 1),
         results,
         weights,
         places,

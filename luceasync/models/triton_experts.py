@@ -13,14 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import (
+    experts_order,
     experts_product,
+    experts_prompt,
     experts_quant,
     experts_routing,
     experts_rows,
     quant_dequantize,
 )
-from luceasync.kernels.experts_product import MANY_ROWS
-from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX
+from luceasync.kernels.experts_order import ExpertTiles
+from luceasync.kernels.experts_routing import MAX_ROWS, TILE_ROWS
 from luceasync.kernels.experts_slots import SlotTable
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models import torch_experts
@@ -31,6 +33,9 @@ from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU, Weight
 
 SLICE_BYTES = 128 << 20  # of experts that are dequantised at once: a plan counts them as workspace
+# Rows of an expert, on average, up to which tiles of few rows multiply codes: more are faster with
+# numbers, measured on an H200.
+MOST_OF_CODES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ def choose(
     """See torch_experts.choose. `table`: of few rows' experts, which are in host memory."""
     if len(logits) > MAX_ROWS:
         weights, experts = experts_routing.choose_alone(logits, bias, **_constants(routing))
-        return torch_experts.sorted_choice(experts, weights, logits.shape[1])
+        return Choice(weights, *experts_order.order(experts, logits.shape[1]))
     arrivals = torch.zeros(1, dtype=torch.int32, device=logits.device)
     return _tiled_choice(logits, bias, routing, arrivals, has_shared=False, table=table)
 
@@ -79,22 +84,6 @@ def _constants(routing: Routing) -> dict[str, Any]:
 def add_weighted(results: Tensor, choice: Choice, base: Tensor) -> Tensor:
     """See torch_experts.add_weighted."""
     return experts_rows.add_weighted(results, choice.weights, choice.places, base)
-
-
-def tiles_of_many(choice: Choice) -> Tensor:
-    """Tiles of MANY_ROWS rows, in the form of experts_routing.choose: as many as there could be."""
-    num_places, num_experts = len(choice.rows), len(choice.bounds) - 1
-    most = min(num_places, num_places // MANY_ROWS + num_experts)
-    begins, ends = choice.bounds[:-1], choice.bounds[1:].contiguous()
-    last = ((ends - begins + MANY_ROWS - 1) // MANY_ROWS).cumsum(0)  # tile of each expert, plus one
-    number = torch.arange(most, device=ends.device)
-    expert = torch.searchsorted(last, number, right=True)
-    own = expert.clamp(max=num_experts - 1)
-    first = torch.where(own > 0, last[own - 1], 0)
-    begin = begins[own] + (number - first) * MANY_ROWS
-    end = torch.minimum(begin + MANY_ROWS, ends[own])
-    matrix = torch.where(expert < num_experts, expert, NO_MATRIX)
-    return torch.stack([matrix, begin, end], 1).int()
 
 
 Shared = Tensor | TiledMatrix  # a shared expert's matrix, stored as those of experts are
@@ -192,7 +181,7 @@ class PlainExperts:
         if experts_product.can_group(x, self.each):
             return _grouped(x, self.each[0], choice)
         out = x.new_empty(len(x), self.each.shape[2])
-        experts_product.many(x, self.each[0], tiles_of_many(choice), out)
+        _multiply_many(x, self.each, choice, out)
         return out
 
     def swiglu(
@@ -208,12 +197,40 @@ class PlainExperts:
                 x, self.each, choice.tiles, choice.rows, shared=_plain(shared), far=others
             )
         out = x.new_empty(len(choice.rows), self.each.shape[2])
-        experts_product.many(x, self.each, tiles_of_many(choice), out, rows=choice.rows)
+        _multiply_many(x, self.each, choice, out)
         return out
 
 
 def _grouped(x: Tensor, matrices: Tensor, choice: Choice) -> Tensor:
-    return F.grouped_mm(x, matrices.transpose(1, 2), offs=choice.bounds[1:].int())
+    return F.grouped_mm(x, matrices.transpose(1, 2), offs=choice.bounds[1:])
+
+
+def _multiply_many(x: Tensor, matrices: Tensor, choice: Choice, out: Tensor) -> None:
+    """Multiply rows by matrices [parts, experts, outputs, dim] of all experts."""
+    _multiply_some(x, matrices, choice, _tiles_of_many(x, choice), out, 0)
+
+
+def _tiles_of_many(x: Tensor, choice: Choice) -> ExpertTiles:
+    return experts_order.tiles_of(choice.bounds, len(choice.rows), experts_prompt.tile_rows(x))
+
+
+def _tiles_of_few(choice: Choice) -> Tensor:
+    return experts_order.tiles_of(choice.bounds, len(choice.rows), TILE_ROWS).listed
+
+
+def _multiply_some(
+    x: Tensor, matrices: Tensor, choice: Choice, tiles: ExpertTiles, out: Tensor, first: int
+) -> None:
+    """Multiply rows by matrices of some experts, number `first` and those after it. Results of
+    others stay."""
+    rows = choice.rows if len(matrices) == 2 else None
+    if experts_prompt.can_multiply(x, matrices):
+        experts_prompt.multiply(x, matrices, tiles, out, rows=rows, first=first)
+    else:
+        tile_rows = experts_prompt.tile_rows(x)
+        experts_product.many(
+            x, matrices, tiles.listed, out, tile_rows=tile_rows, rows=rows, first=first
+        )
 
 
 def quantised_experts(
@@ -230,8 +247,8 @@ def quantised_experts(
 
 
 class TiledQuantExperts:
-    """ExpertWeights of quantised rows in tiles. In up to MAX_ROWS rows no weight is rounded; in
-    more, each is rounded once to the dtype of x.
+    """ExpertWeights of quantised rows in tiles. In passes of few rows of an expert, on average, no
+    weight is rounded; in others, each is rounded once to the dtype of x.
     """
 
     def __init__(
@@ -279,6 +296,9 @@ class TiledQuantExperts:
             return experts_quant.linear(
                 x, self.tiled, num_experts, tiles, len(x), shared=own, far=others
             )
+        if self._is_of_codes(choice):
+            tiles = _tiles_of_few(choice)
+            return experts_quant.linear(x, self.tiled, self.num_experts, tiles, len(x))
         return self._many(x, choice)
 
     def swiglu(
@@ -294,7 +314,13 @@ class TiledQuantExperts:
             return experts_quant.swiglu(
                 x, self.tiled, num_experts, tiles, choice.rows, shared=own, far=others
             )
+        if self._is_of_codes(choice):
+            tiles = _tiles_of_few(choice)
+            return experts_quant.swiglu(x, self.tiled, self.num_experts, tiles, choice.rows)
         return self._many(x, choice)
+
+    def _is_of_codes(self, choice: Choice) -> bool:
+        return len(choice.rows) <= MOST_OF_CODES * self.num_experts
 
     def _many(self, x: Tensor, choice: Choice) -> Tensor:
         """Dequantise a few experts at a time, and multiply the tiles that are theirs."""
@@ -303,16 +329,16 @@ class TiledQuantExperts:
         expert_bytes = num_parts * height * num_columns * x.element_size()
         count = min(self.num_experts, max(1, SLICE_BYTES // expert_bytes))
         scratch = x.new_empty(num_parts, count, height, num_columns)
-        out, tiles = x.new_empty(len(choice.rows), height), tiles_of_many(choice)
-        rows = choice.rows if num_parts == 2 else None
+        out, tiles = x.new_empty(len(choice.rows), height), _tiles_of_many(x, choice)
         for first in range(0, self.num_experts, count):
             end = min(first + count, self.num_experts)
+            own = scratch.view(-1)[: num_parts * (end - first) * height * num_columns]
+            own = own.view(num_parts, end - first, height, num_columns)
             for part in range(num_parts):
                 begin = (part * self.num_experts + first) * height
-                numbers = scratch[part, : end - first].view(-1, num_columns)
+                numbers = own[part].view(-1, num_columns)
                 quant_dequantize.numbers(self.tiled, begin, begin + len(numbers), numbers)
-            own = scratch[:, : end - first] if num_parts == 2 else scratch[0, : end - first]
-            experts_product.many(x, own, tiles, out, rows=rows, first=first)
+            _multiply_some(x, own, choice, tiles, out, first)
         return out
 
 
@@ -378,16 +404,13 @@ class TritonRoutedExperts(RoutedExperts):
         router, weight, gate = self.router, self.router.weight, self.router.shared_gate
         if not isinstance(weight, TorchTable):
             return super()._add(x, gate_up, down)
-        normed, rows = router.norm(x), weight.rows
-        has_gate = isinstance(gate, TorchTable)
-        if isinstance(gate, TorchTable):
-            rows = torch.cat([rows, gate.rows])
-        logits = experts_rows.scores_of_many(normed, rows)
-        choice = choose(logits[:, : len(weight.rows)], router.bias, router.routing)
+        normed = router.norm(x)
+        gate_rows = gate.rows if isinstance(gate, TorchTable) else None
+        logits, gates = experts_rows.scores_of_many(normed, weight.rows, gate_rows)
+        choice = choose(logits, router.bias, router.routing)
         results, shared = down.linear(gate_up.swiglu(normed, choice), choice), None
         if self.shared is not None:
             shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
-        gates = logits[:, -1].sigmoid() if has_gate else None
         return experts_rows.add_weighted(results, choice.weights, choice.places, x, shared, gates)
 
     def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import experts_product, experts_routing, experts_rows
+from luceasync.kernels import experts_order, experts_product, experts_routing, experts_rows
+from luceasync.kernels.experts_order import ExpertOrder, ExpertTiles
 from luceasync.kernels.experts_routing import NO_MATRIX, TILE_ROWS
 from luceasync.kernels.experts_slots import COUNTS, NO_SLOT, SlotCopies, SlotTable
 from luceasync.models import torch_experts
@@ -66,6 +68,7 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     """Put this module's functions where the kernels of experts are."""
     for module, functions in (
         (experts_routing, (choose, choose_alone)),
+        (experts_order, (order, tiles_of)),
         (experts_product, (linear, swiglu, many)),
         (experts_rows, (scores, add_weighted)),
     ):
@@ -97,6 +100,21 @@ def choose_alone(logits: Tensor, bias: Tensor | None, **options: Any) -> tuple[T
     """See experts_routing."""
     choice, experts = _choice(logits, bias, options)
     return choice.weights, experts[choice.places].int()
+
+
+def order(experts: Tensor, num_experts: int) -> ExpertOrder:
+    """See experts_order."""
+    found = torch_experts.sorted_choice(experts.long(), torch.empty(0), num_experts)
+    return ExpertOrder(*(integers.int() for integers in (found.rows, found.places, found.bounds)))
+
+
+def tiles_of(bounds: Tensor, num_places: int, tile_rows: int) -> ExpertTiles:
+    """See experts_order."""
+    tiles, tile_bounds = [], [0]
+    for expert, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        tiles += [[expert, at, min(at + tile_rows, end)] for at in range(begin, end, tile_rows)]
+        tile_bounds.append(len(tiles))
+    return ExpertTiles(torch.tensor(tiles, dtype=torch.int32), torch.tensor(tile_bounds))
 
 
 def choose(
@@ -203,18 +221,18 @@ def many(
     tiles: Tensor,
     out: Tensor,
     *,
+    tile_rows: int,
     rows: Tensor | None = None,
     first: int = 0,
 ) -> None:
     """See experts_product."""
-    pair = matrices if matrices.dim() == 4 else matrices[None]
     for matrix, begin, end in tiles.tolist():
-        if not 0 <= matrix - first < pair.shape[1]:
+        if not 0 <= matrix - first < matrices.shape[1]:
             continue
         own = x[begin:end] if rows is None else x[rows[begin:end].long()]
-        found = F.linear(own, pair[0, matrix - first])
-        if len(pair) == 2:
-            found = F.silu(found) * F.linear(own, pair[1, matrix - first])
+        found = F.linear(own, matrices[0, matrix - first])
+        if len(matrices) == 2:
+            found = F.silu(found) * F.linear(own, matrices[1, matrix - first])
         out[begin:end] = found
 
 

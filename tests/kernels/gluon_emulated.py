@@ -101,11 +101,33 @@ class Shared:
     def index(self, i: int) -> Shared:
         return Shared(self.data[i])
 
+    def slice(self, begin: int, length: int, dim: int) -> Shared:
+        return Shared(self.data.narrow(dim, begin, length))
+
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.permute(order))
 
     def store(self, x: Tensor) -> None:
         self.data.copy_(x)
+
+
+class Pointer:
+    """A pointer to a tensor's numbers, or a tensor of such pointers."""
+
+    def __init__(self, numbers: Tensor, at: Any = 0) -> None:
+        self.numbers, self.at = numbers, at
+        self.dtype = SimpleNamespace(element_ty=numbers.dtype)
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.numbers, self.at + offset)
+
+    def load(self) -> Any:
+        found = self.numbers.view(-1)[self.at]
+        return found if isinstance(self.at, Tensor) else found.item()
+
+    def store(self, x: Tensor, mask: Tensor) -> None:
+        at, ok = (each.expand_as(x) for each in (self.at, mask))
+        self.numbers.view(-1)[at[ok]] = x[ok]
 
 
 class MBarriers:
@@ -154,6 +176,11 @@ class Machine:
                 arrive=self._arrive,
                 expect=self._expect,
             ),
+            "async_copy": SimpleNamespace(
+                async_copy_global_to_shared=self._begin_copy,
+                commit_group=lambda: None,  # after each copy
+                wait_group=self._wait_for_copies,
+            ),
             "fence_async_shared": lambda: None,
             "warpgroup_mma": self._multiply,
             "warpgroup_mma_wait": self._wait_for_products,
@@ -165,21 +192,26 @@ class Machine:
 
         return SimpleNamespace(
             float32=torch.float32,
+            int32=torch.int32,
             int64=torch.int64,
             program_id=self._program.__getitem__,
             num_programs=self._grid.__getitem__,
-            load=int,
+            load=Pointer.load,
+            store=Pointer.store,
             static_range=range,
             arange=lambda begin, end, layout: torch.arange(begin, end),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
             full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
             max=torch.amax,
             sum=torch.sum,
+            exp=torch.exp,
             exp2=torch.exp2,
             where=torch.where,
             maximum=partial(_of_two, max, torch.maximum),
             minimum=partial(_of_two, min, torch.minimum),
             convert_layout=lambda x, layout: x,
+            join=lambda x, y: torch.stack([x, y], -1),
+            BlockedLayout=layout,
             NVMMADistributedLayout=layout,
             SliceLayout=layout,
             DotOperandLayout=layout,
@@ -193,7 +225,9 @@ class Machine:
     def _wait(self, barrier: MBarrier, parity: int) -> None:
         self._partitions.wait_until(lambda: (barrier.phase - 1) % 2 == parity)
 
-    def _arrive(self, barrier: MBarrier, count: int) -> None:
+    def _arrive(self, barrier: MBarrier, count: int, pred: bool = True) -> None:
+        if not pred:
+            return
         with self._partitions.changed:
             barrier.num_missing -= count
             barrier.end_if_complete(self._partitions)
@@ -210,6 +244,20 @@ class Machine:
             barrier.num_bytes -= to.data.nbytes
             barrier.end_if_complete(self._partitions)
 
+    def _begin_copy(self, to: Shared, source: Pointer) -> None:
+        self._copies().append((to, source))
+
+    def _wait_for_copies(self, num_outstanding: int) -> None:
+        copies = self._copies()
+        while len(copies) > num_outstanding:
+            to, source = copies.pop(0)
+            to.data.copy_(source.load())
+
+    def _copies(self) -> list[tuple[Shared, Pointer]]:
+        copies: list[tuple[Shared, Pointer]]
+        copies = self._of_thread.__dict__.setdefault("copies", [])
+        return copies
+
     def _multiply(
         self, a: Any, b: Shared, total: Any, use_acc: bool = True, is_async: bool = False
     ) -> Product:
@@ -222,7 +270,9 @@ class Machine:
         products = self._products()
         while len(products) > num_outstanding:
             products.pop(0).run()
-        found = tuple(getattr(each, "value", each) for each in deps)
+        found = tuple(
+            each if _is_among(each, products) else getattr(each, "value", each) for each in deps
+        )
         return found if len(found) > 1 else found[0]
 
     def _products(self) -> list[Product]:
@@ -256,6 +306,10 @@ class Rows:
         part = self._all[max(row, 0) : max(row + num_rows, 0), column : column + width]
         assert part.shape[1] == width
         return max(-row, 0), part
+
+
+def _is_among(each: Any, products: Sequence[Product]) -> bool:
+    return any(each is product for product in products)
 
 
 def _allocate(dtype: torch.dtype, shape: Sequence[int], layout: object) -> Any:
@@ -294,10 +348,12 @@ class EmulatedKernel:
         *arguments: Any,
         num_warps: int,
         maxnreg: int,
+        enable_fp_fusion: bool = True,
         **constants: Any,
     ) -> None:
+        given = [Pointer(each) if isinstance(each, Tensor) else each for each in arguments]
         for program in itertools.product(*map(range, grid)):
-            self._with(Machine(program, grid))(*arguments, **constants)
+            self._with(Machine(program, grid))(*given, **constants)
 
     def _with(self, machine: Machine) -> Callable[..., None]:
         """The kernel with this machine's words."""
@@ -315,4 +371,4 @@ class EmulatedKernel:
 def emulate(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
     """Run a module's kernel `name` on the CPU."""
     monkeypatch.setattr(module, name, EmulatedKernel(module, name))
-    monkeypatch.setattr(module, "_Blocks", Rows)
+    monkeypatch.setattr(module, "_Blocks", Rows, raising=False)

@@ -26,7 +26,9 @@ from triton.runtime import driver
 from luceasync.kernels import (
     block_attention,
     draft_attention,
+    experts_order,
     experts_product,
+    experts_prompt,
     experts_quant,
     experts_routing,
     experts_rows,
@@ -257,6 +259,12 @@ def prompts_on_hopper() -> None:
         q, k = (torch.empty(n, h, head_dim, dtype=DTYPE) for n, h in ((300, 16), (900, 4)))
         prefill_attention.attend_rows(q, k, k)
         prefill_attention.attend_rows(q, k, k, window=601, begin=begin)
+    x, gate_up = torch.empty(500, 512, dtype=DTYPE), torch.empty(2, 4, 256, 512, dtype=DTYPE)
+    rows_of, bounds = torch.zeros(1000, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
+    tiles, inner = experts_order.tiles_of(bounds, 1000, 128), torch.empty(1000, 256, dtype=DTYPE)
+    experts_prompt.multiply(x, gate_up, tiles, inner, rows=rows_of)
+    down = gate_up.view(1, 4, 512, 512)[..., :256].contiguous()
+    experts_prompt.multiply(inner, down, tiles, inner.new_empty(1000, 512))
 
 
 def trees_of_attention() -> None:
@@ -346,8 +354,12 @@ def experts() -> None:
     experts_routing.choose_alone(torch.empty(500, num_experts), None, num_chosen=8)
     x, out = torch.empty(500, dim, dtype=DTYPE), torch.empty(4000, inner, dtype=DTYPE)
     rows_of = torch.zeros(4000, dtype=torch.int32)
-    experts_product.many(x, gate_up, tiles, out, rows=rows_of)
-    experts_product.many(out, down, tiles, out.new_empty(4000, dim))
+    experts_product.many(x, gate_up, tiles, out, tile_rows=64, rows=rows_of)
+    experts_product.many(out, down[None], tiles, out.new_empty(4000, dim), tile_rows=64)
+    order = experts_order.order(torch.zeros(500, 8, dtype=torch.int32), num_experts)
+    experts_order.tiles_of(order.bounds, 4000, 64)
+    parts = experts_rows.parts_of(router, gate)
+    experts_rows.sums_of_parts(torch.empty(500, parts.shape[:2].numel()), 256, has_gate=True)
     for name in ("Q4_K", "Q6_K"):
         for parts, shape in ((2, (2 * 4 * inner, dim)), (1, (4 * dim, inner))):
             own = tile(random_packed(ENCODINGS[name], shape, torch.Generator()))

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.kernels import experts_order, experts_rows
 from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX, TILE_ROWS
 from luceasync.kernels.experts_slots import SlotTable
 from luceasync.models import torch_experts, triton_experts
@@ -99,6 +100,47 @@ def test_tiles_hold_every_place_once_in_order(num_rows, logits, has_shared, devi
             expected.append([NUM_EXPERTS, num_places + begin, num_places + end])
     assert found.tiles[: len(expected)].tolist() == expected
     assert (found.tiles[len(expected) :, 0] == NO_MATRIX).all()
+
+
+@pytest.mark.parametrize("tile_rows", [8, 64])
+@pytest.mark.parametrize("logits", ["all one", "random"])
+@pytest.mark.parametrize("num_rows", [1, 65, 200])
+def test_many_rows_choices_are_sorted_by_expert_and_row_and_divided(
+    num_rows, logits, tile_rows, device
+) -> None:
+    numbers = chosen(num_rows, device)
+    if logits == "all one":
+        numbers[:, :NUM_CHOSEN] += 1000
+    experts = numbers.topk(NUM_CHOSEN).indices.int()
+    found = experts_order.order(experts, NUM_EXPERTS)
+    tiles = experts_order.tiles_of(found.bounds, len(found.rows), tile_rows)
+    truth = torch_experts.sorted_choice(experts.long(), torch.ones(0), NUM_EXPERTS)
+    for name in ("rows", "places", "bounds"):
+        assert getattr(found, name).tolist() == getattr(truth, name).tolist()
+    bounds, expected, tile_bounds = truth.bounds.tolist(), [], [0]
+    for expert in range(NUM_EXPERTS):
+        begin, end = bounds[expert : expert + 2]
+        expected += [[expert, at, min(at + tile_rows, end)] for at in range(begin, end, tile_rows)]
+        tile_bounds.append(len(expected))
+    assert tiles.listed[: len(expected)].tolist() == expected
+    assert (tiles.listed[len(expected) :, 0] == NO_MATRIX).all()
+    assert tiles.bounds.tolist() == tile_bounds
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_products_of_three_parts_are_those_of_float32(has_gate, device) -> None:
+    place = {"dtype": torch.float32, "device": device}
+    router, gate = random(NUM_EXPERTS, DIM, **place), random(1, DIM, **place)
+    x = random(70, DIM, **place).bfloat16()
+    parts = experts_rows.parts_of(router, gate if has_gate else None)
+    assert parts.shape[1] % experts_rows.ALIGNED_ROWS == 0
+    products = x.float() @ parts.float().flatten(0, 1).t()
+    logits, gates = experts_rows.sums_of_parts(products, NUM_EXPERTS, has_gate=has_gate)
+    torch.testing.assert_close(logits, x.float() @ router.t(), atol=1e-4, rtol=1e-4)
+    if has_gate:
+        torch.testing.assert_close(gates, (x.float() @ gate[0]).sigmoid(), atol=1e-4, rtol=1e-4)
+    else:
+        assert gates is None
 
 
 @dataclass
@@ -193,7 +235,7 @@ def quantised_rows(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]
 def check(name: str, num_rows: int, device: torch.device, few: bool = True) -> None:
     (gate_up, pairs), (down, downs) = experts_of(name, device)
     x, logits = quantised_rows(num_rows, device)
-    choose = routed if few else torch_experts.choose
+    choose = routed if few else triton_experts.choose
     choice = choose(logits, None, Routing(2))
     inner = gate_up.swiglu(x, choice)
     results = down.linear(inner, choice)
@@ -232,6 +274,12 @@ def test_a_quantised_shared_expert_is_one_of_them(num_rows: int, device) -> None
     shared = alone[0].swiglu(x, every)
     assert torch.equal(inner[num_places:], shared)
     assert torch.equal(results[num_places:], alone[1].linear(shared, every))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_some_more_rows_are_multiplied_in_tiles_of_few(name, device, monkeypatch) -> None:
+    monkeypatch.setattr(triton_experts, "MOST_OF_CODES", 70)
+    check(name, 70, device, few=False)
 
 
 def test_many_rows_are_multiplied_with_a_few_experts_at_a_time(device, monkeypatch) -> None:
