@@ -89,11 +89,14 @@ class ReasoningPiece:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """The start of tool call number `index` of the answer; its arguments follow."""
+    """The start of tool call number `index` of the answer; its arguments follow. `own_id`: the id
+    that the model has written, if any, which may repeat an earlier one.
+    """
 
     index: int
     id: str
     name: str
+    own_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

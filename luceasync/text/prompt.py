@@ -29,6 +29,13 @@ class PastCall(NamedTuple):
     arguments: str
 
 
+class _Noted(NamedTuple):
+    """The arguments and the id of a call, as the model wrote them; "" for no id."""
+
+    arguments: str
+    own_id: str
+
+
 class CallMemory:
     """The calls of one tenant by id, and calls of earlier runs by their content; beyond
     `max_chars_held` characters the oldest are dropped. Thread-safe.
@@ -37,46 +44,61 @@ class CallMemory:
     def __init__(self, max_chars_held: int = MAX_CHARS_HELD) -> None:
         self._max_chars_held = max_chars_held
         self._lock = threading.Lock()
-        self._written: OrderedDict[str, str] = OrderedDict()
+        self._written: OrderedDict[str, _Noted] = OrderedDict()
         self._num_chars = 0
 
-    def note(self, call_id: str, arguments: str) -> None:
-        """Remember the complete `arguments` of the call `call_id`."""
-        self._hold(call_id, arguments)
+    def note(self, call_id: str, arguments: str, own_id: str = "") -> None:
+        """Remember the complete `arguments` of the call `call_id`, and the id that the model has
+        given it.
+        """
+        self._hold(call_id, _Noted(arguments, own_id))
 
     def relearn(self, calls: Iterable[PastCall]) -> None:
         """Remember calls of an earlier run. Of calls with the same content, the last one counts."""
         for name, arguments in calls:
             said = _said(name, arguments)
             if said is not None:
-                self._hold(said, arguments)
+                self._hold(said, _Noted(arguments, ""))
 
-    def _hold(self, key: str, arguments: str) -> None:
+    def _hold(self, key: str, noted: _Noted) -> None:
         with self._lock:
-            self._num_chars += len(arguments) - len(self._written.pop(key, ""))
-            self._written[key] = arguments
+            before = self._written.pop(key, _Noted("", ""))
+            self._num_chars += len("".join(noted)) - len("".join(before))
+            self._written[key] = noted
             while self._num_chars > self._max_chars_held:
-                self._num_chars -= len(self._written.popitem(last=False)[1])
+                self._num_chars -= len("".join(self._written.popitem(last=False)[1]))
 
     def recall(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages, with arguments as the model wrote them wherever they are equal as JSON."""
-        return [self._message(message) for message in messages]
+        """The messages, with arguments as the model wrote them wherever they are equal as JSON, and
+        with the model's own ids of calls, except for those that it has given to several.
+        """
+        own_ids: dict[str, str] = {}  # by those that clients know
+        recalled = [self._message(message, own_ids) for message in messages]
+        return [_with_own_id(message, own_ids) for message in recalled] if own_ids else recalled
 
-    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _message(self, message: Mapping[str, Any], own_ids: dict[str, str]) -> Mapping[str, Any]:
         calls = message.get("tool_calls")
         if not self._written or not isinstance(calls, list):
             return message
-        return {**message, "tool_calls": [self._call(call) for call in calls]}
+        return {**message, "tool_calls": [self._call(call, own_ids) for call in calls]}
 
-    def _call(self, call: Any) -> Any:
+    def _call(self, call: Any, own_ids: dict[str, str]) -> Any:
         match call:
             case {"id": str(call_id), "function": {"arguments": str(sent)} as function}:
-                written = self._of(call_id) or self._of(_said(function.get("name"), sent))
-                if written is not None and written != sent and _are_equal_json(written, sent):
-                    return {**call, "function": {**call["function"], "arguments": written}}
+                noted = self._of(call_id) or self._of(_said(function.get("name"), sent))
+                if noted is None or not _are_equal_json(noted.arguments, sent):
+                    return call
+                if noted.own_id and noted.own_id not in own_ids.values():
+                    own_ids[call_id] = noted.own_id
+                own_id = own_ids.get(call_id, call_id)
+                return {
+                    **call,
+                    "id": own_id,
+                    "function": {**function, "arguments": noted.arguments},
+                }
         return call
 
-    def _of(self, key: str | None) -> str | None:
+    def _of(self, key: str | None) -> _Noted | None:
         with self._lock:
             return None if key is None else self._written.get(key)
 
@@ -88,15 +110,16 @@ class CallRecorder:
         self._maker = maker
         self._memory = memory
         self._id: str | None = None
+        self._own_id = ""
         self._arguments: list[str] = []
 
     def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
         pieces = self._maker.make(text, is_last=is_last)
         for piece in pieces:
             match piece:
-                case CallPiece(_, call_id, _):
+                case CallPiece(_, call_id, _, own_id):
                     self._record()
-                    self._id = call_id
+                    self._id, self._own_id = call_id, own_id
                 case ArgumentsPiece(_, written):
                     self._arguments.append(written)
         if is_last:
@@ -105,9 +128,14 @@ class CallRecorder:
 
     def _record(self) -> None:
         if self._id is not None:
-            self._memory.note(self._id, "".join(self._arguments))
+            self._memory.note(self._id, "".join(self._arguments), self._own_id)
             self._id = None
             self._arguments.clear()
+
+
+def _with_own_id(message: Mapping[str, Any], own_ids: Mapping[str, str]) -> Mapping[str, Any]:
+    own_id = own_ids.get(str(message.get("tool_call_id")))
+    return message if own_id is None else {**message, "tool_call_id": own_id}
 
 
 def _said(name: Any, arguments: str) -> str | None:
@@ -122,7 +150,7 @@ def _said(name: Any, arguments: str) -> str | None:
 
 def _are_equal_json(one: str, other: str) -> bool:
     try:
-        return bool(json.loads(one) == json.loads(other))
+        return one == other or bool(json.loads(one) == json.loads(other))
     except (ValueError, RecursionError):
         return False
 

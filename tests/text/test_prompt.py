@@ -43,10 +43,29 @@ def test_calls_of_an_earlier_run_are_recalled_by_what_they_say() -> None:
     )  # of another tool
 
 
+def test_the_models_own_ids_are_recalled_for_calls_and_results() -> None:
+    """Its template shows them, so they are part of what it has written."""
+    memory = CallMemory()
+    memory.note("one", "{}", "a1B2c3D4e")
+    memory.note("two", "{}", "a1B2c3D4e")  # it has given the same to another call
+    calls = [message("{}"), message("{}", "two"), message("{}", "three")]
+    results = [{"role": "tool", "tool_call_id": i} for i in ("two", "one", "three")]
+    recalled = memory.recall([*calls, *results])
+    ids = [each["tool_calls"][0]["id"] for each in recalled[:3]]
+    assert ids == ["a1B2c3D4e", "two", "three"]
+    assert [each["tool_call_id"] for each in recalled[3:]] == ["two", "a1B2c3D4e", "three"]
+    # Of a call with the same id but other arguments it is not known whether the model wrote it.
+    assert memory.recall([message('{"a":1}')]) == [message('{"a":1}')]
+
+
 def test_messages_of_any_shape_are_accepted() -> None:
     memory = CallMemory()
-    memory.note("one", "{}")
-    odd = [{"role": "user"}, {"tool_calls": "x"}, {"tool_calls": [5, {"id": 1, "function": []}]}]
+    memory.note("one", "{}", "own")
+    odd = [
+        {"role": "user", "tool_call_id": []},
+        {"tool_calls": "x"},
+        {"tool_calls": [5, {"id": 1, "function": []}]},
+    ]
     assert memory.recall(odd) == odd
 
 

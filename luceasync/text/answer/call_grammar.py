@@ -17,7 +17,6 @@ from luceasync.errors import RequestError
 from luceasync.text.answer.argument_types import UnkeptKeyword, alternatives, types_of
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-# Keywords that may allow arguments besides those in "properties".
 DEFINITIONS = ("$defs", "definitions")
 ROOT = "root"  # the definition that holds a whole schema, for references to it
 # Keywords that cannot be enforced on an object whose members are written one by one.
@@ -41,6 +40,7 @@ _ODD_PATTERN = re.compile(r"\(\?(?!:|[ims-]+:)|\\[1-9bBkpP]")  # not supported b
 # Placeholders for ids in the text of a call.
 ID, NUMBER = "\x00", "\x01"
 ID_REGEX = {ID: "/[A-Za-z0-9]{9}/", NUMBER: "/[0-9]{1,3}/"}
+# Keywords that may allow arguments besides those in "properties".
 OPEN_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 
 Schema = Mapping[str, Any]
@@ -83,7 +83,7 @@ class CallGrammar:
 
 @dataclass(frozen=True, slots=True)
 class ToolFunction:
-    """A tool: its name, the object schema of its arguments, and the request field it comes from."""
+    """A tool: its name, the schema of its arguments, and the request field it comes from."""
 
     name: str
     parameters: Schema
@@ -167,9 +167,7 @@ def must_call(
     begin: str = "",
     end: str = "",
 ) -> CallGrammar:
-    """The grammar of an answer that consists of `begin`, one or more calls of `functions`,
-    separated by `between`, and `end`.
-    """
+    """The grammar of an answer: `begin`, calls of `functions` separated by `between`, `end`."""
     grammar = CallGrammar()
     call = _any(grammar, write, functions)
     more = "" if max_calls == 1 else f" ({text(between)} {call})*"
@@ -267,25 +265,26 @@ def _any(
     return grammar.rule("call", " | ".join(rest))
 
 
-def json_object(lead: str, name: str, arguments: str, tail: str, numbered: str = "") -> WriteCall:
-    """Writes `lead`, {"name": "f", "arguments": {...}} with these member names, and `tail`.
-    `numbered` is the name of a first member with a number as a string, if there is one.
+def json_object(
+    lead: str, name: str, arguments: str, tail: str, numbered: str = "", last: str = ""
+) -> WriteCall:
+    """Writes `lead`, {"name": "f", "arguments": {...}} with these member names, and `tail`. First
+    may be a member `numbered` with a number as a string, and `last` one with an id.
     """
+    end = f', {_json(last)}: "{ID}"' if last else ""
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
         begin = f"{lead}{{"
         if numbered:
             begin += f'{_json(numbered)}: "{NUMBER}", '
         begin += f"{_json(name)}: {_json(function.name)}, {_json(arguments)}: "
-        return f"{_with_ids(begin)} {_object(grammar, function)} {text('}' + tail)}"
+        return f"{_with_ids(begin)} {_object(grammar, function)} {_with_ids(end + '}' + tail)}"
 
     return write
 
 
 def named_json(lead: str, tail: str) -> WriteCall:
-    """Writes `lead`, with %s replaced by the function's name and ID by an id, the object of its
-    arguments, and `tail`.
-    """
+    """Writes `lead`, with a name for %s and an id for ID, the object of arguments, and `tail`."""
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
         call = f"{_with_ids(lead % function.name)} {_object(grammar, function)}"

@@ -31,6 +31,7 @@ _SEPARATORS = ("", ",", ";")  # that every parser of several calls accepts
 # By format: other spellings of a call, which some templates use.
 _SPELLINGS: Mapping[str, Sequence[WriteCall]] = {
     "qwen-json": [json_object("<tool_call>", "name", "arguments", "</tool_call>")],
+    "mistral-json": [json_object("", "name", "arguments", "", last="id")],
     "qwen-xml": [
         tagged(
             "<tool_call>\n<function=%s>\n",

@@ -15,10 +15,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A complete tool call; `arguments` is the text of a JSON object."""
+    """A complete tool call; `arguments` is the text of a JSON object. `own_id`: its id, as far as
+    the model has written one.
+    """
 
     name: str
     arguments: str
+    own_id: str = ""
 
 
 Reading = Generator[None, None, Result]

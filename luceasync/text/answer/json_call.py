@@ -192,6 +192,7 @@ def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Readin
     yield from text.take("{")
     name: str | None = None
     arguments: str | None = None
+    own_id = ""
     while True:
         member = yield from key(text)
         if member in NAMES and name is None:
@@ -199,7 +200,9 @@ def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Readin
         elif member in ARGUMENTS and arguments is None:
             arguments = yield from arguments_object(text)
         else:
-            yield from value(text)
+            found, _ = yield from value(text)
+            if member == "id" and isinstance(found, str) and _ID.fullmatch(found[:MAX_NAME_CHARS]):
+                own_id = found[:MAX_NAME_CHARS]
         is_whole = name is not None and arguments is not None
         word = yield from text.may_take(",", "}")
         if word is None and not is_whole:
@@ -209,7 +212,7 @@ def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Readin
             break
     if name is None:
         raise FormatMismatch
-    return WrittenCall(name, "{}" if arguments is None else arguments)
+    return WrittenCall(name, "{}" if arguments is None else arguments, own_id)
 
 
 def read_answer(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
@@ -288,17 +291,17 @@ class NameWords:
         """The possible beginnings of calls."""
         return tuple(word for word in (self.section, self.call) if word)
 
-    def name_in(self, header: str) -> str:
-        """The name in the text between `call` and `name_end`. Raises FormatMismatch for an invalid
-        id.
+    def name_in(self, header: str) -> tuple[str, str]:
+        """The name in the text between `call` and `name_end`, and the id or "". Raises
+        FormatMismatch for an invalid id.
         """
         if not self.id_word or self.id_word not in header:
-            return header
+            return header, ""
         before, _, after = header.partition(self.id_word)
         name, call_id = (after, before) if self.id_first else (before, after)
         if _ID.fullmatch(call_id.strip()) is None:
             raise FormatMismatch
-        return name
+        return name, call_id.strip()
 
 
 MISTRAL = NameWords("", "[TOOL_CALLS]", "[ARGS]", "", "", id_word="[CALL_ID]")
@@ -356,7 +359,8 @@ def read_named(text: GrowingText, words: NameWords) -> Reading[list[WrittenCall]
 def _read_named(text: GrowingText, words: NameWords) -> Reading[WrittenCall]:
     yield from text.take(words.call)
     header = yield from text.until(words.name_end, MAX_NAME_CHARS)
-    found = _NAME.fullmatch(words.name_in(header))
+    name, own_id = words.name_in(header)
+    found = _NAME.fullmatch(name)
     if found is None:
         raise FormatMismatch
     yield from text.skip()
@@ -365,7 +369,7 @@ def _read_named(text: GrowingText, words: NameWords) -> Reading[WrittenCall]:
     arguments = yield from arguments_object(text)
     if words.call_end:
         yield from text.may_take(words.call_end.lstrip())
-    return WrittenCall(found[1], arguments)
+    return WrittenCall(found[1], arguments, own_id)
 
 
 def _name(found: Any, known: Sequence[str] | None) -> str:

@@ -308,7 +308,7 @@ class AnswerPieces:
         index = self._num_calls
         self._num_calls += 1
         if self._max_calls is None or index < self._max_calls:
-            yield CallPiece(index, self._call_id(), call.name)
+            yield CallPiece(index, self._call_id(), call.name, call.own_id)
             yield ArgumentsPiece(index, call.arguments)
             return
         self._space = ""

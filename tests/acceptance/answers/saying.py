@@ -19,7 +19,6 @@ from luceasync.errors import TemplateRefusal
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, Delta, ModelCard, Request
 from luceasync.text.answer.answer_format import AnswerFormat
-from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.answer.pieces import ReasoningWords
 from luceasync.text.history import History
 from luceasync.text.past_calls import with_parsed_arguments
@@ -103,7 +102,7 @@ class SayingEngine(ScriptedEngine):
         tokenizer, self.template = a_tokenizer(), FormatTemplate(name, words)
         self.card = ModelCard("tiny", 0, MAX_CTX_TOKENS, 1, "qwen3")
         answers = AnswerFormat.of(self.template, tokenizer)
-        if answers.calls is not FORMATS[name] or not answers.reasons:
+        if answers.calls is None or answers.calls.name != name or not answers.reasons:
             raise Wrong(f"the template of {name} is read as {answers}")
         self.language = Language(
             self.card,
