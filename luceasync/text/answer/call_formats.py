@@ -232,13 +232,13 @@ def _read_lfm2(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenC
     return calls
 
 
-def _gemma(name: str, opening: str, end: str) -> CallFormat:
+def _gemma(name: str, opening: str, end: str, quote: str) -> CallFormat:
     """A row for Gemma's calls, each between two words."""
     return CallFormat(
         name,
         (opening,),
         python_call.gemma_between(opening, end),
-        call_grammar.keywords(f"{opening}call:%s{{", ":", "}" + end),
+        call_grammar.keywords(f"{opening}call:%s{{", ":", "}" + end, quote),
         (f"{opening}call:",),
         between="",
     )
@@ -463,8 +463,8 @@ _ROWS = (
     replace(_json_list("lfm2-json", LFM2, LFM2_END), read=_read_lfm2),
     _python_lines("minicpm3", (LFM2, "```python"), ("```", LFM2_END)),
     _python_lines("olmo3", ("<function_calls>",), ("</function_calls>",)),
-    _gemma("gemma4", "<|tool_call>", "<tool_call|>"),
-    _gemma("functiongemma", "<start_function_call>", "<end_function_call>"),
+    _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>"),
     _bare_json(
         "functools-json", "arguments", f"{FUNCTOOLS}[", "]", (f"{FUNCTOOLS}[", "{"), f"{FUNCTOOLS}["
     ),

@@ -92,9 +92,7 @@ class ToolFunction:
 
     @classmethod
     def of(cls, tool: Mapping[str, Any], param: str) -> ToolFunction:
-        """Convert a validated OpenAI tool. By default, a schema allows only the arguments that it
-        names.
-        """
+        """Convert a validated OpenAI tool. By default, only named arguments are allowed."""
         function = tool["function"]
         schema = {**(function.get("parameters") or NO_ARGUMENTS), "type": "object"}
         is_open = any(keyword in schema for keyword in OPEN_KEYWORDS) or _requires_others(schema)
@@ -182,9 +180,7 @@ def _part(written: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How calls are embedded in text: `begin`, calls separated by `between`, `end`. `openings` are
-    the possible beginnings.
-    """
+    """The words around calls, between them, and those with which they may begin."""
 
     openings: Sequence[str]
     between: str
@@ -199,9 +195,8 @@ def may_call(
     max_calls: int | None,
     anchor: str = "",
 ) -> CallGrammar:
-    """The grammar of an answer with any text and calls in it, each of which is valid from its
-    opening on. `anchor` is the beginning of every call, if that is not the first opening; the other
-    openings are then ignored.
+    """The grammar of an answer with any text and calls, each valid from its opening on. `anchor`:
+    the beginning of every call instead of the openings, which are then ignored.
     """
     grammar = CallGrammar()
     opening = anchor or notation.openings[0]
@@ -271,13 +266,13 @@ def json_object(
     """Writes `lead`, {"name": "f", "arguments": {...}} with these member names, and `tail`. First
     may be a member `numbered` with a number as a string, and `last` one with an id.
     """
-    end = f', {_json(last)}: "{ID}"' if last else ""
+    end = f', {text(last)}: "{ID}"' if last else ""
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
         begin = f"{lead}{{"
         if numbered:
-            begin += f'{_json(numbered)}: "{NUMBER}", '
-        begin += f"{_json(name)}: {_json(function.name)}, {_json(arguments)}: "
+            begin += f'{text(numbered)}: "{NUMBER}", '
+        begin += f"{text(name)}: {text(function.name)}, {text(arguments)}: "
         return f"{_with_ids(begin)} {_object(grammar, function)} {_with_ids(end + '}' + tail)}"
 
     return write
@@ -321,19 +316,26 @@ def tagged(
     return write
 
 
-def keywords(lead: str, colon: str, tail: str) -> WriteCall:
+def keywords(lead: str, colon: str, tail: str, quote: str = "") -> WriteCall:
     """Writes `lead`, with %s replaced by the function's name, then the name, `colon` and JSON of
-    each argument, separated by commas, then `tail`.
+    each argument, separated by commas, then `tail`. With a `quote`, as Gemma's templates do:
+    strings stand between two, arguments are sorted, and no space follows a comma.
     """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
+        def member(name: str, schema: Schema) -> str:
+            if quote and types_of(schema, function.parameters) == {"string"}:
+                value = _value(grammar, function, name, schema, quote)
+                return f"{text(name + colon + quote)} {value}"
+            value = grammar.json(function.subschema(schema, "properties", name))
+            return f"{text(name + colon)} {value}"
+
         def listed(parameters: Schema) -> str:
-            members = {
-                name: f"{text(name + colon)} "
-                + grammar.json(function.subschema(schema, "properties", name))
-                for name, schema in _properties(parameters).items()
-            }
-            return _listed(grammar, parameters, members)
+            members = {name: member(name, each) for name, each in _properties(parameters).items()}
+            if not quote:
+                return _listed(grammar, parameters, members)
+            ordered = sorted(members.items(), key=lambda named: named[0].lower())
+            return _listed(grammar, parameters, dict(ordered), ",")
 
         arguments = _any_of([listed(each) for each in _objects(function)])
         return f"{text(lead % function.name)} {arguments} {text(tail)}"
@@ -341,17 +343,19 @@ def keywords(lead: str, colon: str, tail: str) -> WriteCall:
     return write
 
 
-def _listed(grammar: CallGrammar, parameters: Schema, members: Mapping[str, str]) -> str:
-    """A selection of the members in order, including all required ones, separated by commas."""
+def _listed(
+    grammar: CallGrammar, parameters: Schema, members: Mapping[str, str], comma: str = ", "
+) -> str:
+    """A selection of the members in order, with all required ones, between commas."""
     required = set(parameters.get("required") or ())
     rest = ""  # what may follow an earlier member, built from the last one on
     first: list[str] = []
     for name, member in reversed(list(members.items())):
         first.insert(0, f"{member} {rest}".strip())
         if name in required:
-            rest, first = f'", " {member} {rest}'.strip(), first[:1]
+            rest, first = f"{text(comma)} {member} {rest}".strip(), first[:1]
         else:
-            rest = grammar.rule("more", f'", " {member} {rest} | {rest or chr(34) * 2}')
+            rest = grammar.rule("more", f"{text(comma)} {member} {rest} | {rest or chr(34) * 2}")
     is_empty = not required & set(members)
     options = [*first, '""'] if is_empty else first
     return f"({' | '.join(options)})"
@@ -436,7 +440,7 @@ def _options(schema: Schema) -> list[str]:
     """The values of `enum` or `const` as text, if any; values other than strings as JSON."""
     listed = schema.get("enum", [schema["const"]] if "const" in schema else [])
     values = listed if isinstance(listed, list) else []
-    return [value if isinstance(value, str) else _json(value) for value in values]
+    return [value if isinstance(value, str) else text(value) for value in values]
 
 
 def _text_of(function: ToolFunction, schema: Schema, end: str, *names: str) -> str:
@@ -490,10 +494,6 @@ def _has_no_text(schema: Schema) -> bool:
     return least < 0 or (maximum is not None and maximum < least)
 
 
-def text(written: str) -> str:
-    """`written` as a Lark string."""
+def text(written: Any) -> str:
+    """`written` as JSON; for text this is a Lark string."""
     return json.dumps(written, ensure_ascii=False)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -45,6 +45,11 @@ DEEPSEEK = (
 )
 CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 LIST = ("<tool_calls>[ ", " ]</tool_calls>")
+GEMMA = (
+    "<|tool_call>call:{{ c.name ~ '{' }}{% for k, v in c.arguments | dictsort %}{{ k }}:"
+    '{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v }}{% endif %}'
+    "{{ ',' if not loop.last }}{% endfor %}}<tool_call|>"
+)
 MISTRAL = ("[TOOL_CALLS][", "]")
 WITH_ID = f'{JSON[:-1]}, "id": "{{{{ call.id[-9:] }}}}"}}'
 PLUGIN = f"<|action_start|><|plugin|>\n{JSON}<|action_end|>"
@@ -67,6 +72,7 @@ RENDERED = [
     ("llama-json", LLAMA, "", "", "", ("", "", "")),
     ("json-list", JSON, ",\n  ", "[\n  ", "\n]", (",\n  ", "[\n  ", "\n]")),
     ("tool-calls-json", JSON, ",", *LIST, (",", *LIST)),
+    ("gemma4", GEMMA, "", "", "", ("", "", "")),
     ("mistral-json", WITH_ID, ", ", *MISTRAL, (", ", *MISTRAL)),
 ]  # fmt: skip
 
@@ -180,3 +186,23 @@ def test_whitespace_before_the_calls_is_that_of_the_template(
     thinking = ChatTemplate(template.source + "{{ '<think>' if enable_thinking }}")
     reasoning = AnswerFormat.of(thinking, tokenizer)
     assert reasoning.reasons and reasoning.calls is not None and reasoning.calls.lead == ""
+
+
+def test_strings_of_gemma_stand_between_its_quotes_and_arguments_are_sorted(
+    tokenizer: Tokenizer, compiler: Compiler
+) -> None:
+    """As its template writes them, whatever the order of the schema."""
+    found = AnswerFormat.of(template_of(GEMMA, ""), tokenizer)
+    values = {"old": 'say "so"', "New": 7, "all": "\n}"}
+    properties = {name: {"enum": [value]} for name, value in values.items()}
+    properties["old"]["type"] = properties["all"]["type"] = "string"
+    schema = {"type": "object", "properties": properties, "required": [*values]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert found.calls is not None
+    grammar = compose(calls=found.calls.must_call([tool], ["f"], 1))
+    text = written(tokenizer, compiler._compile(grammar), random.Random(0))
+    call = {"id": "callcall0", "function": {"name": "f", "arguments": values}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert text in template_of(GEMMA, "").render([USER, said], add_generation_prompt=False)
+    pieces = found.maker("", [tool]).make(text, is_last=True)
+    assert json.loads(pieces[1].text) == values
