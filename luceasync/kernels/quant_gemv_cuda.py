@@ -17,6 +17,7 @@ from luceasync.kernels.prepared_rows import (
     UNIT_COLUMNS,
     ArrangedRows,
     RmsNorm,
+    WeighedRows,
     prepared,
     room_for,
     wants_sums,
@@ -46,23 +47,26 @@ _PRODUCT = CudaProgram(SOURCE, "quant_gemv")
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """How results are written: as rows of `dtype`, or arranged for the next product, scaled by a
-    power of two (see prepared_rows.lift_of), optionally with sums of groups.
+    power of two (see prepared_rows.lift_of), optionally with sums of groups. `weighs`: also as
+    prepared_rows.WeighedRows.
     """
 
     dtype: torch.dtype = torch.bfloat16
     lift: int = -1
     has_sums: bool = False
+    weighs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GemvOutput:
     """Where results go: `rows` [rows, outputs], which may be strided, or the columns and sums of
-    arranged rows.
+    arranged rows; `weighed`: the weights of the next norm, and where weighed rows go.
     """
 
     kept: OutputFormat
     rows: Tensor
     sums: Tensor | None = None
+    weighed: tuple[Tensor, WeighedRows] | None = None
 
     @staticmethod
     def of_rows(out: Tensor) -> GemvOutput:
@@ -82,7 +86,7 @@ def can_multiply(x: Tensor) -> bool:
 
 
 def linear(
-    x: Tensor | ArrangedRows,
+    x: Tensor | ArrangedRows | WeighedRows,
     weight: TiledMatrix,
     residual: Tensor | None = None,
     *,
@@ -94,7 +98,7 @@ def linear(
 ) -> Tensor:
     """norm(x) @ weight^T (+ residual); without a norm, x itself.
 
-    x: bfloat16 [rows <= MAX_ROWS, columns], or the result of `prepared`, then without a norm;
+    x: bfloat16 [rows <= MAX_ROWS, columns], or prepared rows, then without a norm;
     residual: [rows, outputs]. Returns [rows, outputs] in `dtype`, by default that of x, in `out` if
     given, whose rows may be strided. `beside`: the preceding kernel is a product of the same x,
     which this one need not wait for. `chosen` replaces `choose_split`.
@@ -106,8 +110,25 @@ def linear(
     return out
 
 
+def linear_weighed(
+    x: Tensor,
+    weight: TiledMatrix,
+    residual: Tensor,
+    norm: RmsNorm,
+    *,
+    chosen: QuantSplit | None = None,
+) -> tuple[Tensor, WeighedRows]:
+    """`linear` of up to 8 rows, and its result weighed for the norm that comes next."""
+    out = _empty(x, weight.num_rows, None)
+    squares = out.new_empty(len(x), weight.num_rows // BLOCK_ROWS, dtype=torch.float32)
+    weighed = WeighedRows(torch.empty_like(out), squares, norm.eps)
+    results = GemvOutput(OutputFormat(out.dtype, weighs=True), out, None, (norm.weight, weighed))
+    _product(x.contiguous(), weight, residual, results, chosen, paired=False)
+    return out, weighed
+
+
 def swiglu(
-    x: Tensor | ArrangedRows,
+    x: Tensor | ArrangedRows | WeighedRows,
     gate_up: TiledMatrix,
     *,
     norm: RmsNorm | None = None,
@@ -124,7 +145,7 @@ def swiglu(
 
 
 def swiglu_for(
-    x: Tensor,
+    x: Tensor | ArrangedRows | WeighedRows,
     gate_up: TiledMatrix,
     coding: Coding,
     *,
@@ -135,7 +156,7 @@ def swiglu_for(
     num_inner = gate_up.num_rows // 2
     if len(x) <= MOST_PLAIN or num_inner % UNIT_COLUMNS != 0:
         return swiglu(x, gate_up, norm=norm, chosen=chosen)
-    out = room_for(x, len(x), num_inner, coding)
+    out = room_for(_tensor_of(x), len(x), num_inner, coding)
     results = GemvOutput.of_arranged(out)
     _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
     return out
@@ -172,11 +193,14 @@ def constants_of(
         "WARPS": split.warps,
         "STAGES": split.stages,
         "GOES_ON": int(split.goes_on),
+        "FEW_AHEAD": split.ahead,
         "PAIRED": int(work.paired),
         "RESIDUAL": int(has_residual),
         "FLOAT_OUT": int(kept.dtype == torch.float32),
         "OUT_LIFT": kept.lift,
         "OUT_SUMS": int(kept.has_sums),
+        "UNDIVIDED": int(work.is_undivided),
+        "WEIGHS": int(kept.weighs),
         "OVERLAP": int(overlaps),
         "BESIDE": int(beside),
         "RAGGED": int(work.num_columns % (UNIT * BLOCK_COLUMNS) != 0),
@@ -185,19 +209,25 @@ def constants_of(
     }
 
 
-def _empty(x: Tensor | ArrangedRows, width: int, dtype: torch.dtype | None) -> Tensor:
-    like = x.columns if isinstance(x, ArrangedRows) else x
-    return like.new_empty(len(x), width, dtype=dtype)
+def _empty(x: Tensor | ArrangedRows | WeighedRows, width: int, dtype: torch.dtype | None) -> Tensor:
+    return _tensor_of(x).new_empty(len(x), width, dtype=dtype)
+
+
+def _tensor_of(x: Tensor | ArrangedRows | WeighedRows) -> Tensor:
+    """A tensor on the device, and with the dtype, of `x`."""
+    if isinstance(x, ArrangedRows):
+        return x.columns
+    return x.rows if isinstance(x, WeighedRows) else x
 
 
 def _prepared(
-    x: Tensor | ArrangedRows, weight: TiledMatrix, norm: RmsNorm | None
-) -> Tensor | ArrangedRows:
+    x: Tensor | ArrangedRows | WeighedRows, weight: TiledMatrix, norm: RmsNorm | None
+) -> Tensor | ArrangedRows | WeighedRows:
     return prepared(x, (weight.coding,), norm) if isinstance(x, Tensor) else x
 
 
 def _product(
-    x: Tensor | ArrangedRows,
+    x: Tensor | ArrangedRows | WeighedRows,
     weight: TiledMatrix,
     residual: Tensor | None,
     results: GemvOutput,
@@ -207,6 +237,10 @@ def _product(
     beside: bool = False,
 ) -> None:
     num_rows, group_sums, num_halves = len(x), None, 1
+    squares, eps = None, 0.0
+    if isinstance(x, WeighedRows):
+        squares, eps = x.squares, x.eps
+        x = x.rows
     if isinstance(x, ArrangedRows) and wants_sums(weight.coding):
         group_sums, num_halves = x.group_sums, x.num_halves
     if isinstance(x, ArrangedRows):
@@ -218,6 +252,7 @@ def _product(
         weight.num_columns,
         1 if num_rows == 1 else MOST_PLAIN if num_rows <= MOST_PLAIN else ARRANGED_ROWS,
         paired,
+        squares is not None,
     )
     overlaps = can_overlap(x.device.index or 0)  # such GPUs have clusters, too
     chosen = chosen or choose_split(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
@@ -231,6 +266,7 @@ def _product(
         kept=results.kept,
     )
     num_row_blocks = work.num_outputs // BLOCK_ROWS
+    next_weight, weighed = results.weighed or (None, None)
     arguments = (
         x,
         group_sums,
@@ -249,6 +285,11 @@ def _product(
         weight.num_supergroups,
         weight.num_groups,
         results.rows.stride(0),
+        squares,
+        eps,
+        next_weight,
+        None if weighed is None else weighed.rows,
+        None if weighed is None else weighed.squares,
     )
     grid = num_programs(work, chosen, num_multiprocessors(x))
     launch = LaunchShape(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
