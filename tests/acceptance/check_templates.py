@@ -24,6 +24,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from luceasync.errors import LuceasyncError, ModelError, RequestError
 from luceasync.text.answer.answer_format import AnswerFormat
+from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.isolation import IsolatedTemplate
 from luceasync.text.past_calls import one_by_one
 from luceasync.text.roles import TOOL as PROBE_TOOL
@@ -126,6 +127,7 @@ class Finding:
     """What is known of a template, chats by kind. `refused`: by both. `fitted`: a conversation is
     fitted to the template here, which otherwise refuses it or drops a second call. `told`: the
     template drops tools, calls or results, which become text here. `differing`: both texts.
+    `between`: what forced calls are separated by, learned from the template; None: not learned.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Finding:
     differing: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     calls: str = "none"
     max_calls: int | None = None
+    between: str | None = None
     reasoning: str = "none"
     error: str = ""
 
@@ -270,8 +273,14 @@ def found(name: str, subject: Subject) -> Finding:
         differing,
         calls=answers.calls.name if answers.calls else "none",
         max_calls=answers.max_calls,
+        between=between_of(answers),
         reasoning=reasoning_of(subject),
     )
+
+
+def between_of(answers: AnswerFormat) -> str | None:
+    calls = answers.calls
+    return None if calls is None or calls is FORMATS[calls.name] else calls.between
 
 
 def reasoning_of(subject: Subject) -> str:
@@ -308,11 +317,11 @@ def main() -> None:
         find(path) for path in unlike(files, lambda p: hashlib.sha256(p.read_bytes()).hexdigest())
     ]
     columns = ("template", "equal", "refused by both", "fitted", "as text", "differing")
-    columns += ("calls", "two calls", "reasoning")
+    columns += ("calls", "two calls", "between", "reasoning")
     table = report.table(columns, f"{len(findings)} templates, {len(CHATS)} chats each")
     for finding in findings:
         if finding.error:
-            table.add(finding.name, finding.error, *[""] * 7)
+            table.add(finding.name, finding.error, *[""] * 8)
             continue
         counts = (finding.equal, finding.refused, finding.fitted, finding.told)
         takes_two = "-" if finding.calls == "none" else "no" if finding.max_calls == 1 else "yes"
@@ -322,6 +331,7 @@ def main() -> None:
             ", ".join(finding.differing) or "-",
             finding.calls,
             takes_two,
+            "-" if finding.between is None or takes_two != "yes" else f"`{finding.between!r}`",
             finding.reasoning,
         )
     for finding in findings if options.differences else ():

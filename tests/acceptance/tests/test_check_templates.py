@@ -17,6 +17,7 @@ def test_a_template_renders_as_transformers_renders_it() -> None:
     finding = find(TURNS / "qwen3.jinja")
     assert not finding.differing and finding.equal == len(CHATS)
     assert (finding.calls, finding.max_calls, finding.reasoning) == ("qwen-json", None, "`<think>`")
+    assert finding.between == "\n"
 
 
 @pytest.mark.slow
