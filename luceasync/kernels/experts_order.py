@@ -22,14 +22,6 @@ COUNTED = 16  # blocks whose counts are read at once
 LISTING = 16  # programs that list tiles
 
 
-class ExpertOrder(NamedTuple):
-    """Choices in their order, int32; see Choice."""
-
-    rows: Tensor
-    places: Tensor
-    bounds: Tensor
-
-
 class ExpertTiles(NamedTuple):
     """Places in tiles of one expert.
 
@@ -42,13 +34,23 @@ class ExpertTiles(NamedTuple):
     bounds: Tensor
 
 
-def order(experts: Tensor, num_experts: int) -> ExpertOrder:
-    """The order of int32 experts [n, k], all different in a row."""
+class ExpertOrder(NamedTuple):
+    """Choices in their order, int32, see Choice; and their tiles."""
+
+    rows: Tensor
+    places: Tensor
+    bounds: Tensor
+    tiles: ExpertTiles
+
+
+def order(experts: Tensor, num_experts: int, tile_rows: int) -> ExpertOrder:
+    """The order of int32 experts [n, k], all different in a row, in tiles of `tile_rows`."""
     (num_rows, num_chosen), num_places = experts.shape, experts.numel()
     num_blocks = triton.cdiv(num_rows, BLOCK_ROWS)
     counts = experts.new_empty(num_blocks, num_experts)
+    rows, places = experts.new_empty(num_places), torch.empty_like(experts)
     bounds = experts.new_empty(num_experts + 1)
-    found = ExpertOrder(experts.new_empty(num_places), torch.empty_like(experts), bounds)
+    tiles = _new_tiles(bounds, num_places, tile_rows)
     constants = {
         "NUM_CHOSEN": num_chosen,
         "WIDTH": triton.next_power_of_2(num_experts),
@@ -58,29 +60,35 @@ def order(experts: Tensor, num_experts: int) -> ExpertOrder:
     }
     sizes, grid = (num_rows, num_experts), (num_blocks, 1, 1)
     _count_choices_kernel.launch(grid, experts, counts, *sizes, **constants)
+    constants |= {"COUNTED": COUNTED, "TILE": tile_rows, "NONE": NO_MATRIX}
+    found = rows, places, bounds, *tiles
     _order_choices_kernel.launch(
-        grid, experts, counts, *found, *sizes, COUNTED=COUNTED, **constants
+        grid, experts, counts, *found, *sizes, len(tiles.listed), **constants
     )
-    return found
+    return ExpertOrder(rows, places, bounds, tiles)
 
 
 def tiles_of(bounds: Tensor, num_places: int, tile_rows: int) -> ExpertTiles:
     """The tiles of `tile_rows` of sorted places. bounds: int32 [experts + 1], see Choice."""
     num_experts = len(bounds) - 1
-    most = min(num_places, num_places // tile_rows + num_experts)
-    found = ExpertTiles(bounds.new_empty(most, 3), torch.empty_like(bounds))
+    found = _new_tiles(bounds, num_places, tile_rows)
     _list_tiles_kernel.launch(
         (LISTING, 1, 1),
         bounds,
         *found,
         num_experts,
-        most,
+        len(found.listed),
         TILE=tile_rows,
         NONE=NO_MATRIX,
         WIDTH=triton.next_power_of_2(num_experts),
         num_warps=4,
     )
     return found
+
+
+def _new_tiles(bounds: Tensor, num_places: int, tile_rows: int) -> ExpertTiles:
+    most = min(num_places, num_places // tile_rows + len(bounds) - 1)
+    return ExpertTiles(bounds.new_empty(most, 3), torch.empty_like(bounds))
 
 
 @kernel(do_not_specialize=["num_rows"])
@@ -104,16 +112,21 @@ def _count_choices_kernel(
     tl.store(counts + tl.program_id(0) * num_experts + expert, num_of, mask=expert < num_experts)
 
 
-@kernel(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows", "num_tiles"])
 def _order_choices_kernel(
     experts,
     counts,
     rows,
     places,
     bounds,
+    tiles,
+    tile_bounds,
     num_rows,
     num_experts,
+    num_tiles,
     COUNTED: tl.constexpr,
+    TILE: tl.constexpr,
+    NONE: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -147,6 +160,7 @@ def _order_choices_kernel(
     if program == 0:
         tl.store(bounds, 0)
         tl.store(bounds + 1 + expert, ends, mask=expert_ok)
+    _list_tiles(begin, ends, tiles, tile_bounds, num_experts, num_tiles, TILE, NONE, WIDTH)
 
 
 @triton.jit
@@ -173,17 +187,33 @@ def _list_tiles_kernel(
     NONE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    program, num_programs = tl.program_id(0), tl.num_programs(0)
     expert = tl.arange(0, WIDTH)
     ok = expert < num_experts
     begin = tl.load(bounds + expert, mask=ok, other=0)
     end = tl.load(bounds + expert + 1, mask=ok, other=0)
+    _list_tiles(begin, end, tiles, tile_bounds, num_experts, num_tiles, TILE, NONE, WIDTH)
+
+
+@triton.jit
+def _list_tiles(
+    begin,
+    end,
+    tiles,
+    tile_bounds,
+    num_experts,
+    num_tiles,
+    TILE: tl.constexpr,
+    NONE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Every program writes some of each expert's tiles, and of those that are not used."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    expert = tl.arange(0, WIDTH)
     count = (end - begin + TILE - 1) // TILE
     last = tl.cumsum(count, 0)
     if program == 0:
         tl.store(tile_bounds, 0)
-        tl.store(tile_bounds + 1 + expert, last, mask=ok)
-    # Of each expert's tiles, and of those that are not used, every program writes some.
+        tl.store(tile_bounds + 1 + expert, last, mask=expert < num_experts)
     for i in range(program, tl.max(count, 0), num_programs):
         at, is_own = tiles + 3 * (last - count + i), i < count
         tl.store(at, expert, mask=is_own)

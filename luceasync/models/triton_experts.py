@@ -23,6 +23,7 @@ from luceasync.kernels import (
 )
 from luceasync.kernels.experts_order import ExpertTiles
 from luceasync.kernels.experts_routing import MAX_ROWS, TILE_ROWS
+from luceasync.kernels.experts_rows import SUMMED_AT_ONCE, SUMMED_COLUMNS, RowSums
 from luceasync.kernels.experts_slots import SlotTable
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models import torch_experts
@@ -46,13 +47,21 @@ class TiledChoice(Choice):
     fills: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ManyChoice(Choice):
+    """A Choice of more rows with its tiles of experts_prompt.tile_rows."""
+
+    tiles: ExpertTiles
+
+
 def choose(
     logits: Tensor, bias: Tensor | None, routing: Routing, table: SlotTable | None = None
 ) -> Choice:
     """See torch_experts.choose. `table`: of few rows' experts, which are in host memory."""
     if len(logits) > MAX_ROWS:
         weights, experts = experts_routing.choose_alone(logits, bias, **_constants(routing))
-        return Choice(weights, *experts_order.order(experts, logits.shape[1]))
+        tile_rows = experts_prompt.tile_rows(logits)
+        return ManyChoice(weights, *experts_order.order(experts, logits.shape[1], tile_rows))
     arrivals = torch.zeros(1, dtype=torch.int32, device=logits.device)
     return _tiled_choice(logits, bias, routing, arrivals, has_shared=False, table=table)
 
@@ -97,8 +106,17 @@ class SharingExperts(ExpertWeights, Protocol):
         """The matrix of a shared expert if it is stored as those of experts are."""
         ...
 
-    def linear(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
-        """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert."""
+    def linear(
+        self,
+        x: Tensor,
+        choice: Choice,
+        shared: Shared | None = None,
+        *,
+        sums: RowSums | None = None,
+    ) -> Tensor:
+        """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert. `sums`: of
+        a TiledChoice's rows, which are returned.
+        """
         ...
 
     def swiglu(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
@@ -126,6 +144,8 @@ class KernelExperts(SharingExperts, Protocol):
         choice: Choice,
         shared: Shared | None = None,
         far: KernelExperts | None = None,
+        *,
+        sums: RowSums | None = None,
     ) -> Tensor: ...
 
     def swiglu(
@@ -172,13 +192,22 @@ class PlainExperts:
         choice: Choice,
         shared: Shared | None = None,
         far: KernelExperts | None = None,
+        *,
+        sums: RowSums | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
             others = None if far is None else far.tensors["rows"][0]
             return experts_product.linear(
-                x, self.each[0], choice.tiles, len(x), shared=_plain(shared), far=others
+                x,
+                self.each[0],
+                choice.tiles,
+                len(x),
+                shared=_plain(shared),
+                far=others,
+                sums=sums,
             )
-        if experts_product.can_group(x, self.each):
+        is_ours = experts_prompt.can_multiply(x, self.each)
+        if experts_product.can_group(x, self.each) and not is_ours:
             return _grouped(x, self.each[0], choice)
         out = x.new_empty(len(x), self.each.shape[2])
         _multiply_many(x, self.each, choice, out)
@@ -205,31 +234,24 @@ def _grouped(x: Tensor, matrices: Tensor, choice: Choice) -> Tensor:
     return F.grouped_mm(x, matrices.transpose(1, 2), offs=choice.bounds[1:])
 
 
-def _multiply_many(x: Tensor, matrices: Tensor, choice: Choice, out: Tensor) -> None:
-    """Multiply rows by matrices [parts, experts, outputs, dim] of all experts."""
-    _multiply_some(x, matrices, choice, _tiles_of_many(x, choice), out, 0)
-
-
-def _tiles_of_many(x: Tensor, choice: Choice) -> ExpertTiles:
-    return experts_order.tiles_of(choice.bounds, len(choice.rows), experts_prompt.tile_rows(x))
-
-
 def _tiles_of_few(choice: Choice) -> Tensor:
     return experts_order.tiles_of(choice.bounds, len(choice.rows), TILE_ROWS).listed
 
 
-def _multiply_some(
-    x: Tensor, matrices: Tensor, choice: Choice, tiles: ExpertTiles, out: Tensor, first: int
+def _multiply_many(
+    x: Tensor, matrices: Tensor, choice: Choice, out: Tensor, first: int = 0
 ) -> None:
-    """Multiply rows by matrices of some experts, number `first` and those after it. Results of
-    others stay."""
+    """Multiply rows by matrices [parts, experts, outputs, dim] of experts number `first` and those
+    after it. Results of others stay.
+    """
+    assert isinstance(choice, ManyChoice)
     rows = choice.rows if len(matrices) == 2 else None
     if experts_prompt.can_multiply(x, matrices):
-        experts_prompt.multiply(x, matrices, tiles, out, rows=rows, first=first)
+        experts_prompt.multiply(x, matrices, choice.tiles, out, rows=rows, first=first)
     else:
         tile_rows = experts_prompt.tile_rows(x)
         experts_product.many(
-            x, matrices, tiles.listed, out, tile_rows=tile_rows, rows=rows, first=first
+            x, matrices, choice.tiles.listed, out, tile_rows=tile_rows, rows=rows, first=first
         )
 
 
@@ -289,12 +311,14 @@ class TiledQuantExperts:
         choice: Choice,
         shared: Shared | None = None,
         far: KernelExperts | None = None,
+        *,
+        sums: RowSums | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
             others = None if far is None else _quantised(far)
             tiles, num_experts, own = choice.tiles, self.num_experts, _tiled(shared)
             return experts_quant.linear(
-                x, self.tiled, num_experts, tiles, len(x), shared=own, far=others
+                x, self.tiled, num_experts, tiles, len(x), shared=own, far=others, sums=sums
             )
         if self._is_of_codes(choice):
             tiles = _tiles_of_few(choice)
@@ -329,7 +353,7 @@ class TiledQuantExperts:
         expert_bytes = num_parts * height * num_columns * x.element_size()
         count = min(self.num_experts, max(1, SLICE_BYTES // expert_bytes))
         scratch = x.new_empty(num_parts, count, height, num_columns)
-        out, tiles = x.new_empty(len(choice.rows), height), _tiles_of_many(x, choice)
+        out = x.new_empty(len(choice.rows), height)
         for first in range(0, self.num_experts, count):
             end = min(first + count, self.num_experts)
             own = scratch.view(-1)[: num_parts * (end - first) * height * num_columns]
@@ -338,7 +362,7 @@ class TiledQuantExperts:
                 begin = (part * self.num_experts + first) * height
                 numbers = own[part].view(-1, num_columns)
                 quant_dequantize.numbers(self.tiled, begin, begin + len(numbers), numbers)
-            _multiply_some(x, own, choice, tiles, out, first)
+            _multiply_many(x, own, choice, out, first)
         return out
 
 
@@ -359,7 +383,8 @@ def _quantised(far: KernelExperts) -> TiledMatrix:
 
 class TritonRoutedExperts(RoutedExperts):
     """RoutedExperts in few launches: norm, scores and the shared expert's gate; choice and tiles;
-    gates and ups; downs; sums. A shared expert that is stored as the experts are is one of them.
+    gates and ups; downs; sums, which are those of downs for up to SUMMED_AT_ONCE rows. A shared
+    expert that is stored as the experts are is one of them.
     """
 
     def __init__(
@@ -372,6 +397,8 @@ class TritonRoutedExperts(RoutedExperts):
     ) -> None:
         super().__init__(ops, router, gate_up, down, shared)
         self.table: SlotTable | None = None  # of experts in host memory
+        can_share = isinstance(gate_up, SharingExperts) and isinstance(down, SharingExperts)
+        self._can_sum = can_share and router.norm.weight.numel() <= SUMMED_COLUMNS
         self._alike: list[Shared] = []  # the shared expert's matrices, if it can be one of them
         if shared is None:
             return
@@ -393,6 +420,11 @@ class TritonRoutedExperts(RoutedExperts):
         choice = _tiled_choice(
             logits, bias, routing, arrivals, has_shared=has_shared, table=self.table
         )
+        is_added, base, counters = has_shared or self.shared is None, x.contiguous(), arrivals[1:]
+        if len(x) <= SUMMED_AT_ONCE and is_added and self._can_sum:
+            places, weights = choice.places, choice.weights
+            sums = RowSums(weights, places, base, gates, has_shared, counters)
+            return self._results(normed, choice, sums)
         results, shared = self._results(normed, choice), None
         if has_shared:
             shared = results[choice.places.numel() :]
@@ -413,11 +445,12 @@ class TritonRoutedExperts(RoutedExperts):
             shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
         return experts_rows.add_weighted(results, choice.weights, choice.places, x, shared, gates)
 
-    def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
-        """What each place's expert gives, and then, if it is one of them, the shared one."""
-        if not self._alike:
-            return self.down.linear(self.gate_up.swiglu(normed, choice), choice)
+    def _results(self, normed: Tensor, choice: TiledChoice, sums: RowSums | None = None) -> Tensor:
+        """What each place's expert gives, and then, if it is one of them, the shared one; or the
+        `sums` of rows.
+        """
         gate_up, down = self.gate_up, self.down
-        assert isinstance(gate_up, SharingExperts) and isinstance(down, SharingExperts)
-        inner = gate_up.swiglu(normed, choice, self._alike[0])
-        return down.linear(inner, choice, self._alike[1])
+        if not isinstance(gate_up, SharingExperts) or not isinstance(down, SharingExperts):
+            return down.linear(gate_up.swiglu(normed, choice), choice)
+        own = self._alike or (None, None)
+        return down.linear(gate_up.swiglu(normed, choice, own[0]), choice, own[1], sums=sums)

@@ -102,10 +102,11 @@ def choose_alone(logits: Tensor, bias: Tensor | None, **options: Any) -> tuple[T
     return choice.weights, experts[choice.places].int()
 
 
-def order(experts: Tensor, num_experts: int) -> ExpertOrder:
+def order(experts: Tensor, num_experts: int, tile_rows: int) -> ExpertOrder:
     """See experts_order."""
     found = torch_experts.sorted_choice(experts.long(), torch.empty(0), num_experts)
-    return ExpertOrder(*(integers.int() for integers in (found.rows, found.places, found.bounds)))
+    tiles = tiles_of(found.bounds, len(found.rows), tile_rows)
+    return ExpertOrder(found.rows.int(), found.places.int(), found.bounds.int(), tiles)
 
 
 def tiles_of(bounds: Tensor, num_places: int, tile_rows: int) -> ExpertTiles:
@@ -172,6 +173,7 @@ def linear(
     rows: Tensor | None = None,
     shared: Tensor | None = None,
     far: Tensor | None = None,
+    sums: experts_rows.RowSums | None = None,
 ) -> Tensor:
     """See experts_product."""
     out, num_near = x.new_full((num_places, matrices.shape[1]), torch.nan), len(matrices)
@@ -187,7 +189,10 @@ def linear(
         else:
             assert far is not None
             out[begin:end] = F.linear(own, far[matrix - num_near - 1])
-    return out
+    if sums is None:
+        return out
+    shared = out[sums.places.numel() :] if sums.has_shared else None
+    return add_weighted(out, sums.weights, sums.places, sums.base, shared, sums.gates)
 
 
 def swiglu(

@@ -13,7 +13,7 @@ from luceasync.kernels import experts_order, experts_prompt
 from tests.kernels.cases import distance, random
 from tests.kernels.gluon_emulated import emulate
 
-NUM_EXPERTS, NUM_CHOSEN, DIM = 4, 2, 128
+NUM_EXPERTS, NUM_CHOSEN, DIM = 4, 2, 384  # more steps than stages
 DTYPE = torch.bfloat16
 
 
@@ -37,9 +37,8 @@ class Layer:
 
     def results(self, x: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
         """The results of both products for each choice: [rows, chosen, ..]."""
-        order = experts_order.order(experts, NUM_EXPERTS)
-        num_places = len(order.rows)
-        tiles = experts_order.tiles_of(order.bounds, num_places, experts_prompt.TILE_ROWS)
+        order = experts_order.order(experts, NUM_EXPERTS, experts_prompt.TILE_ROWS)
+        num_places, tiles = len(order.rows), order.tiles
         inner = x.new_full((num_places, self.gate_up.shape[2]), torch.nan)
         out = x.new_full((num_places, DIM), torch.nan)
         for first, end in ((0, 3), (3, NUM_EXPERTS)):
