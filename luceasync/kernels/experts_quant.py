@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.experts_routing import TILE_ROWS
-from luceasync.kernels.experts_rows import SUMMED_AT_ONCE, RowSums, add_up, tensors_of
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 from luceasync.kernels.quant_decode import num_parts
@@ -24,7 +23,7 @@ from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 TILES = {
     4: (QuantTile(2, 4, 2), QuantTile(2, 2, 1)),
     5: (QuantTile(2, 4, 2), QuantTile(2, 2, 1)),
-    6: (QuantTile(2, 4, 1), QuantTile(1, 2, 2)),
+    6: (QuantTile(2, 4, 1), QuantTile(1, 2, 1)),
     8: (QuantTile(2, 4, 1), QuantTile(1, 2, 1)),
 }
 
@@ -39,7 +38,6 @@ def linear(
     shared: TiledMatrix | None = None,
     far: TiledMatrix | None = None,
     tile_rows: int = TILE_ROWS,
-    sums: RowSums | None = None,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
@@ -48,10 +46,9 @@ def linear(
     experts_routing.choose. `shared`: the matrix after all experts. `far`: like `matrices`, with any
     number of experts; tiles made for slots refer to these as the matrices after that one. All have
     one coding. `tile_rows`: the most rows of a tile, a power of 2 from 8 on.
-    `sums`: the sums of rows are returned, not the results of places.
     """
     return _product(
-        x, matrices, num_experts, tiles, num_places, None, shared, far, tile_rows, sums, chosen
+        x, matrices, num_experts, tiles, num_places, None, shared, far, tile_rows, chosen
     )
 
 
@@ -73,7 +70,7 @@ def swiglu(
     dim], all gates first.
     """
     return _product(
-        x, matrices, num_experts, tiles, len(rows), rows, shared, far, tile_rows, None, chosen
+        x, matrices, num_experts, tiles, len(rows), rows, shared, far, tile_rows, chosen
     )
 
 
@@ -87,7 +84,6 @@ def _product(
     shared: TiledMatrix | None,
     far: TiledMatrix | None,
     tile_rows: int,
-    sums: RowSums | None,
     chosen: QuantTile | None,
 ) -> Tensor:
     paired, is_nvidia = rows is not None, x.is_cuda and torch.version.hip is None
@@ -96,10 +92,8 @@ def _product(
     chosen = chosen or TILES[weight.coding.bits][0 if paired else 1]
     own_blocks = chosen.row_blocks // 2 if paired else chosen.row_blocks
     x, out = x.contiguous(), x.new_empty(num_places, num_outputs)
-    grid, found = (triton.cdiv(num_row_blocks, own_blocks), len(tiles), 1), tensors_of(sums)
-    assert sums is None or grid[0] <= len(sums.arrivals)
     _quant_rows_kernel.launch(
-        grid,
+        (triton.cdiv(num_row_blocks, own_blocks), len(tiles), 1),
         x,
         *_tensors(weight),
         *_tensors(shared),
@@ -107,8 +101,6 @@ def _product(
         rows,
         tiles,
         out,
-        *found,
-        0 if sums is None else len(sums.base),
         num_experts,
         num_experts * num_row_blocks,
         0 if far is None else far.num_rows // BLOCK_ROWS // (2 if paired else 1),
@@ -117,10 +109,6 @@ def _product(
         weight.num_supergroups,
         weight.num_groups,
         PAIRED=paired,
-        SINGLE=rows is not None and len(x) == 1,
-        SHARED_SUM=sums is not None and sums.has_shared,
-        NUM_CHOSEN=0 if sums is None else sums.places.shape[1],
-        SUM_ROWS=SUMMED_AT_ONCE,
         EVEN=weight.num_blocks % (chosen.steps * chosen.strides) == 0,
         WIDTH=tile_rows if is_nvidia else max(tile_rows, 16),
         ROW_BLOCKS=chosen.row_blocks,
@@ -132,7 +120,7 @@ def _product(
         **weight.coding.constants,
         **overlap_options(x),
     )
-    return out if found[0] is None else found[0]
+    return out
 
 
 def _tensors(matrix: TiledMatrix | None) -> tuple[Tensor | None, ...]:
@@ -157,7 +145,6 @@ def _tensors(matrix: TiledMatrix | None) -> tuple[Tensor | None, ...]:
         "far_part_blocks",
         "num_row_blocks",
         "num_blocks",
-        "num_rows",
     ]
 )
 def _quant_rows_kernel(
@@ -183,13 +170,6 @@ def _quant_rows_kernel(
     rows,
     tiles,
     out,
-    row_sums,
-    weights,
-    sum_places,
-    base,
-    gates,
-    arrivals,
-    num_rows,
     num_experts,
     part_blocks,
     far_part_blocks,
@@ -198,10 +178,6 @@ def _quant_rows_kernel(
     num_supergroups,
     num_groups,
     PAIRED: tl.constexpr,
-    SINGLE: tl.constexpr,
-    SHARED_SUM: tl.constexpr,
-    NUM_CHOSEN: tl.constexpr,
-    SUM_ROWS: tl.constexpr,
     EVEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
@@ -231,8 +207,6 @@ def _quant_rows_kernel(
     start_next(OVERLAP)
     at_tile = tiles + 3 * tl.program_id(1)
     matrix = tl.load(at_tile)
-    num_outputs = num_row_blocks * 16
-    n = tl.program_id(0) * OWN * 16 + tl.arange(0, OWN * 16)
     if matrix >= 0:
         begin_place, end_place = tl.load(at_tile + 1), tl.load(at_tile + 2)
         if shared_codes is not None:
@@ -280,9 +254,7 @@ def _quant_rows_kernel(
         place = begin_place + tl.arange(0, 16 * WIDTH) // 16  # of each number of 16 columns
         place_ok = place < end_place
         row = place
-        if SINGLE:
-            row = place * 0  # without waiting for another load
-        elif rows is not None:
+        if rows is not None:
             row = tl.load(rows + place, mask=place_ok, other=0)
         at_row = row * (num_blocks * 64)
 
@@ -385,28 +357,12 @@ def _quant_rows_kernel(
             halves = tl.permute(tl.reshape(result, [2, OWN * 16, WIDTH]), (1, 2, 0))
             gate, up = tl.split(halves)
             result = gate * tl.sigmoid(gate) * up
+        num_outputs = num_row_blocks * 16
+        n = tl.program_id(0) * OWN * 16 + tl.arange(0, OWN * 16)
         m = begin_place + tl.arange(0, WIDTH)
         ok = (m < end_place)[None, :] & (n < num_outputs)[:, None]
         at_out = out + m.to(tl.int64)[None, :] * num_outputs + n[:, None]
         tl.store(at_out, result.to(out.dtype.element_ty), mask=ok)
-    if row_sums is not None:
-        tl.debug_barrier()  # every thread has stored
-        counter = arrivals + tl.program_id(0)
-        if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(1) - 1:
-            add_up(
-                out,
-                weights,
-                sum_places,
-                base,
-                gates,
-                row_sums,
-                num_rows,
-                num_outputs,
-                n,
-                SHARED_SUM,
-                NUM_CHOSEN,
-                SUM_ROWS,
-            )
 
 
 @triton.jit

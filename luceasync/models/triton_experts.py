@@ -23,7 +23,6 @@ from luceasync.kernels import (
 )
 from luceasync.kernels.experts_order import ExpertTiles
 from luceasync.kernels.experts_routing import MAX_ROWS, TILE_ROWS
-from luceasync.kernels.experts_rows import SUMMED_AT_ONCE, SUMMED_COLUMNS, RowSums
 from luceasync.kernels.experts_slots import SlotTable
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models import torch_experts
@@ -106,17 +105,8 @@ class SharingExperts(ExpertWeights, Protocol):
         """The matrix of a shared expert if it is stored as those of experts are."""
         ...
 
-    def linear(
-        self,
-        x: Tensor,
-        choice: Choice,
-        shared: Shared | None = None,
-        *,
-        sums: RowSums | None = None,
-    ) -> Tensor:
-        """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert. `sums`: of
-        a TiledChoice's rows, which are returned.
-        """
+    def linear(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
+        """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert."""
         ...
 
     def swiglu(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
@@ -144,8 +134,6 @@ class KernelExperts(SharingExperts, Protocol):
         choice: Choice,
         shared: Shared | None = None,
         far: KernelExperts | None = None,
-        *,
-        sums: RowSums | None = None,
     ) -> Tensor: ...
 
     def swiglu(
@@ -192,19 +180,11 @@ class PlainExperts:
         choice: Choice,
         shared: Shared | None = None,
         far: KernelExperts | None = None,
-        *,
-        sums: RowSums | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
             others = None if far is None else far.tensors["rows"][0]
             return experts_product.linear(
-                x,
-                self.each[0],
-                choice.tiles,
-                len(x),
-                shared=_plain(shared),
-                far=others,
-                sums=sums,
+                x, self.each[0], choice.tiles, len(x), shared=_plain(shared), far=others
             )
         is_ours = experts_prompt.can_multiply(x, self.each)
         if experts_product.can_group(x, self.each) and not is_ours:
@@ -311,14 +291,12 @@ class TiledQuantExperts:
         choice: Choice,
         shared: Shared | None = None,
         far: KernelExperts | None = None,
-        *,
-        sums: RowSums | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
             others = None if far is None else _quantised(far)
             tiles, num_experts, own = choice.tiles, self.num_experts, _tiled(shared)
             return experts_quant.linear(
-                x, self.tiled, num_experts, tiles, len(x), shared=own, far=others, sums=sums
+                x, self.tiled, num_experts, tiles, len(x), shared=own, far=others
             )
         if self._is_of_codes(choice):
             tiles = _tiles_of_few(choice)
@@ -383,8 +361,7 @@ def _quantised(far: KernelExperts) -> TiledMatrix:
 
 class TritonRoutedExperts(RoutedExperts):
     """RoutedExperts in few launches: norm, scores and the shared expert's gate; choice and tiles;
-    gates and ups; downs; sums, which are those of downs for up to SUMMED_AT_ONCE rows. A shared
-    expert that is stored as the experts are is one of them.
+    gates and ups; downs; sums. A shared expert that is stored as the experts are is one of them.
     """
 
     def __init__(
@@ -397,8 +374,6 @@ class TritonRoutedExperts(RoutedExperts):
     ) -> None:
         super().__init__(ops, router, gate_up, down, shared)
         self.table: SlotTable | None = None  # of experts in host memory
-        can_share = isinstance(gate_up, SharingExperts) and isinstance(down, SharingExperts)
-        self._can_sum = can_share and router.norm.weight.numel() <= SUMMED_COLUMNS
         self._alike: list[Shared] = []  # the shared expert's matrices, if it can be one of them
         if shared is None:
             return
@@ -420,11 +395,6 @@ class TritonRoutedExperts(RoutedExperts):
         choice = _tiled_choice(
             logits, bias, routing, arrivals, has_shared=has_shared, table=self.table
         )
-        is_added, base, counters = has_shared or self.shared is None, x.contiguous(), arrivals[1:]
-        if len(x) <= SUMMED_AT_ONCE and is_added and self._can_sum:
-            places, weights = choice.places, choice.weights
-            sums = RowSums(weights, places, base, gates, has_shared, counters)
-            return self._results(normed, choice, sums)
         results, shared = self._results(normed, choice), None
         if has_shared:
             shared = results[choice.places.numel() :]
@@ -445,12 +415,11 @@ class TritonRoutedExperts(RoutedExperts):
             shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
         return experts_rows.add_weighted(results, choice.weights, choice.places, x, shared, gates)
 
-    def _results(self, normed: Tensor, choice: TiledChoice, sums: RowSums | None = None) -> Tensor:
-        """What each place's expert gives, and then, if it is one of them, the shared one; or the
-        `sums` of rows.
-        """
+    def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
+        """What each place's expert gives, and then, if it is one of them, the shared one."""
+        if not self._alike:
+            return self.down.linear(self.gate_up.swiglu(normed, choice), choice)
         gate_up, down = self.gate_up, self.down
-        if not isinstance(gate_up, SharingExperts) or not isinstance(down, SharingExperts):
-            return down.linear(gate_up.swiglu(normed, choice), choice)
-        own = self._alike or (None, None)
-        return down.linear(gate_up.swiglu(normed, choice, own[0]), choice, own[1], sums=sums)
+        assert isinstance(gate_up, SharingExperts) and isinstance(down, SharingExperts)
+        inner = gate_up.swiglu(normed, choice, self._alike[0])
+        return down.linear(inner, choice, self._alike[1])
