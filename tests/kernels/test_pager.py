@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cuda import pager
+from luceasync.cuda.launch import CudaLauncher
 from luceasync.host_cache.copies import HostRows, PageRows, pairs_of
 from luceasync.host_cache.gpu_copies import kernel_page_copies
 from luceasync.kv.cache import LaneCache
@@ -136,3 +137,9 @@ def test_memory_that_no_device_can_read_in_place_is_copied_run_by_run(cache, dev
     for key, here in cache.row_bytes(0).items():
         first = rows[0].host.tensors[key][38:39].view(-1).view(torch.uint8).to(device)
         assert here[64 * first.numel() :][: first.numel()].equal(first)
+
+
+def test_a_kernel_needs_a_gpu_or_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.config.ENABLE_CUDASIM", 0)
+    with pytest.raises(ValueError, match="cpu: a CUDA device is expected"):
+        CudaLauncher(torch.device("cpu"))

@@ -119,14 +119,14 @@ Scatter = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, in
 
 
 def scatter_on(platform: Platform) -> Scatter:
-    """The kernel if Numba can compile for the platform, else torch."""
+    """The kernel if the platform has Triton, else torch."""
 
     def kernel() -> Scatter:
-        from luceasync.cuda.feature_ring import FeatureKernel
+        from luceasync.kernels.feature_ring import gather_features
 
-        return FeatureKernel(platform.device)
+        return gather_features
 
-    return platform.pick(torch=lambda: torch_scatter, numba=kernel)
+    return platform.pick(torch=lambda: torch_scatter, triton=kernel)
 
 
 def torch_scatter(
