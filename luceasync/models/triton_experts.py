@@ -16,6 +16,7 @@ from luceasync.kernels import (
     experts_order,
     experts_product,
     experts_prompt,
+    experts_prompt_quant,
     experts_quant,
     experts_routing,
     experts_rows,
@@ -325,6 +326,16 @@ class TiledQuantExperts:
         return len(choice.rows) <= MOST_OF_CODES * self.num_experts
 
     def _many(self, x: Tensor, choice: Choice) -> Tensor:
+        if not experts_prompt_quant.can_multiply(x, self.tiled):
+            return self._many_sliced(x, choice)
+        assert isinstance(choice, ManyChoice)
+        rows = choice.rows if self.num_parts == 2 else None
+        height = self.tiled.num_rows // (self.num_parts * self.num_experts)
+        out = x.new_empty(len(choice.rows), height)
+        experts_prompt_quant.multiply(x, self.tiled, self.num_experts, choice.tiles, out, rows=rows)
+        return out
+
+    def _many_sliced(self, x: Tensor, choice: Choice) -> Tensor:
         """Dequantise a few experts at a time, and multiply the tiles that are theirs."""
         num_columns, num_parts = self.tiled.num_columns, self.num_parts
         height = self.tiled.num_rows // (num_parts * self.num_experts)

@@ -29,6 +29,7 @@ from luceasync.kernels import (
     experts_order,
     experts_product,
     experts_prompt,
+    experts_prompt_quant,
     experts_quant,
     experts_routing,
     experts_rows,
@@ -265,6 +266,13 @@ def prompts_on_hopper() -> None:
     experts_prompt.multiply(x, gate_up, tiles, inner, rows=rows_of)
     down = gate_up.view(1, 4, 512, 512)[..., :256].contiguous()
     experts_prompt.multiply(inner, down, tiles, inner.new_empty(1000, 512))
+    for name in ("Q4_K", "Q6_K"):
+        gates, downs = (
+            tile(random_packed(ENCODINGS[name], shape, torch.Generator()))
+            for shape in ((2 * 4 * 256, 512), (4 * 512, 256))
+        )
+        experts_prompt_quant.multiply(x, gates, 4, tiles, inner, rows=rows_of)
+        experts_prompt_quant.multiply(inner, downs, 4, tiles, inner.new_empty(1000, 512))
 
 
 def trees_of_attention() -> None:

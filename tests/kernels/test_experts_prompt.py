@@ -9,7 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import experts_order, experts_prompt
+from luceasync.kernels import experts_order, experts_prompt, experts_prompt_quant
+from luceasync.models.quant.ggml import ENCODINGS
+from luceasync.models.quant.packed import dequantise
+from luceasync.models.quant.random import random_packed
+from luceasync.models.quant.tiles import tile
 from tests.kernels.cases import distance, random
 from tests.kernels.gluon_emulated import emulate
 
@@ -22,6 +26,7 @@ def prompt_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torc
     """A Hopper, or one that is emulated."""
     if device.type == "cpu":
         emulate(monkeypatch, experts_prompt, "_prompt_rows_kernel")
+        emulate(monkeypatch, experts_prompt_quant, "_prompt_quant_kernel")
     elif torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the kernel is Hopper's")
     return device
@@ -84,3 +89,25 @@ def test_a_rows_bits_are_the_same_in_any_chunk(prompt_device) -> None:
         parts = layer.results(x[begin:end], experts[begin:end].contiguous())
         for part, together in zip(parts, whole, strict=True):
             assert torch.equal(part, together[begin:end])
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_codes_are_multiplied_as_the_numbers_that_they_stand_for(name, prompt_device) -> None:
+    num_rows, width, dim = 130, 48, 512  # more steps than stages
+    experts = choices(num_rows, "two take all").to(prompt_device)
+    order = experts_order.order(experts, NUM_EXPERTS, experts_prompt.TILE_ROWS)
+    num_places = len(order.rows)
+    for num_parts, num_given in ((2, num_rows), (1, num_places)):
+        shape = (num_parts * NUM_EXPERTS * width, dim)
+        generator = torch.Generator(prompt_device).manual_seed(1)
+        packed = random_packed(ENCODINGS[name], shape, generator)
+        exact = dequantise(packed).to(DTYPE)
+        tiled = tile(packed)
+        assert tiled.coding in experts_prompt_quant.DECODED
+        x = random(num_given, dim, dtype=DTYPE, device=prompt_device)
+        rows = order.rows if num_parts == 2 else None
+        found, expected = (x.new_full((num_places, width), torch.nan) for _ in range(2))
+        experts_prompt_quant.multiply(x, tiled, NUM_EXPERTS, order.tiles, found, rows=rows)
+        matrices = exact.view(num_parts, NUM_EXPERTS, width, dim)
+        experts_prompt.multiply(x, matrices, order.tiles, expected, rows=rows)
+        assert torch.equal(found, expected)

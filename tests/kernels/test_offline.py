@@ -24,7 +24,7 @@ MOST_SPILLED_BYTES = 1280
 # It solves systems of 64 rows in registers. AMD GPUs with 32 lanes a wave have too few; the cost
 # was not measured.
 MOST_SPILLED_BY = {"_prepare_kernel": 1700}
-ON_HOPPER = {"_attend_prompt_kernel", "_prompt_rows_kernel"}
+ON_HOPPER = {"_attend_prompt_kernel", "_prompt_quant_kernel", "_prompt_rows_kernel"}
 ON_NVIDIA = {"_small_tree_kernel"}  # elsewhere the kernel of large trees runs
 
 pytestmark = [
