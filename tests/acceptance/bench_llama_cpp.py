@@ -1,11 +1,6 @@
-"""Decode and prompts beside llama.cpp on one GPU, from one file of random weights.
+"""Decode and prompts beside llama.cpp on one GPU, from one file of random weights in Q4_K_M's types.
 
-    python -m tests.acceptance.bench_llama_cpp --llama-bench PATH [--shape qwen3-4b]
-        [--device cuda:0] [--context 1024] [--prompts 512,8192] [--slots 25,64,128]
-
-The file has Q4_K_M's types. `--slots`, for a shape with experts: as many of each layer's experts on
-the device as that, at one lane, beside llama.cpp with `--n-cpu-moe`, as few layers of experts on
-the CPU as leave it no more bytes on the device.
+python -m tests.acceptance.bench_llama_cpp --llama-bench PATH [--shape qwen3-4b] [--slots 25,64]
 """
 
 from __future__ import annotations
@@ -294,7 +289,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prompts", default="512,8192")
-    parser.add_argument("--slots", default="")
+    parser.add_argument(
+        "--slots",
+        default="",
+        help="experts of each layer on the device, beside --n-cpu-moe with no fewer bytes there",
+    )
     given = parser.parse_args()
     shape = shape_of(given.shape)
     open_report([given.device])
