@@ -1,4 +1,4 @@
-"""Decode and prompts beside llama.cpp on one GPU, from one file of random weights in Q4_K_M's types.
+"""Decode and prompts beside llama.cpp on one GPU, from one file of random weights in Q4_K_M.
 
 python -m tests.acceptance.bench_llama_cpp --llama-bench PATH [--shape qwen3-4b] [--slots 25,64]
 """
