@@ -47,6 +47,7 @@ from luceasync.kernels.commit import commit_attention, commit_delta, commit_rece
 from luceasync.kernels.draft_context import write_context
 from luceasync.kernels.draft_rows import draft_rows
 from luceasync.kernels.experts_slots import SlotCopies, SlotTable
+from luceasync.kernels.feature_ring import gather_features
 from luceasync.kernels.highest_tokens import highest_tokens
 from luceasync.kernels.kernel import Kernel
 from luceasync.kernels.positions import rotation, row_indices, trees
@@ -389,6 +390,9 @@ def drafts() -> None:
     rings = torch.empty(5, 2, 2048, 8, 128, dtype=DTYPE)
     projected = torch.empty(2, NUM_ROWS, 5 * 2 * 1024, dtype=DTYPE)
     write_context(projected, norms, torch.arange(5), rings, rings, block, lanes)
+    one = torch.zeros(1, dtype=torch.int32)
+    taps, store = [torch.zeros(1, 16, 512, dtype=torch.bfloat16)] * 3, torch.zeros(65, 1536)
+    gather_features(taps, one, one.long(), one, one.expand(1, 16).contiguous(), store, 64)
     draft_window = draft_attention.DraftWindow(torch.zeros(2, dtype=torch.long), window=2048)
     projected = torch.empty(2, NUM_ROWS, (32 + 16) * 128, dtype=DTYPE)
     small = torch.empty(128), torch.empty(128), 1e-6
