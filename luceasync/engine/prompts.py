@@ -62,8 +62,8 @@ class PinLimit:
 class Language:
     """The text side of a model, and the limits that a request is checked against. `pin_limit` None:
     all of a lane stays on the devices. `answers`, `roles`, `turns`: learned from the template,
-    `tool_roles` for chats with tools. `renders_here`: the template takes time only for what it
-    inserts, in this process."""
+    `tool_roles` for chats with tools. `renders_here`: the template is rendered in this process, in
+    time that grows only with the length of the messages."""
 
     card: ModelCard
     tokenizer: Tokenizer

@@ -188,7 +188,7 @@ class OwnTemplate(Template, Protocol):
 
 class ShippedTemplate:
     """Renders like ChatTemplate, in this process: for the template of a model that comes with
-    luceasync, which takes no longer than its messages are long.
+    luceasync, whose time grows only with the length of the messages.
     """
 
     is_here = True
