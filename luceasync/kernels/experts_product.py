@@ -40,11 +40,13 @@ class ExpertsTile:
 
 
 def tile(*, paired: bool, element_bytes: int, shared_bytes: int) -> ExpertsTile:
-    """The tile for few rows, measured on an H100; it does not depend on their number."""
-    block_k, split, block_n = 256 // element_bytes, 2, 16
+    """The tile for few rows, measured on an H100 and an H200; it does not depend on their
+    number.
+    """
+    block_k, split, block_n = (256 if paired else 512) // element_bytes, 2 if paired else 1, 16
     step_rows = block_n * (2 if paired else 1) + 16
     num_buffers = shared_bytes // (step_rows * split * block_k * element_bytes)
-    return ExpertsTile(block_n, block_k, split, 4, min(3 if paired else 2, num_buffers + 1))
+    return ExpertsTile(block_n, block_k, split, 2, min(4 if paired else 3, num_buffers + 1))
 
 
 def linear(

@@ -23,7 +23,7 @@ from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 TILES = {
     4: (QuantTile(2, 4, 2), QuantTile(2, 2, 1)),
     5: (QuantTile(2, 4, 2), QuantTile(2, 2, 1)),
-    6: (QuantTile(2, 4, 1), QuantTile(1, 2, 1)),
+    6: (QuantTile(2, 4, 1), QuantTile(1, 2, 2)),
     8: (QuantTile(2, 4, 1), QuantTile(1, 2, 1)),
 }
 

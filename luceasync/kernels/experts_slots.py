@@ -159,6 +159,7 @@ class SlotCopies:
             fills,
             num_chunks,
             len(fills),
+            FILLS=triton.next_power_of_2(len(fills)),
             BLOCK=COPY_WORDS,
             num_warps=8,
             **overlap_options(fills),
@@ -167,19 +168,27 @@ class SlotCopies:
 
 @kernel(do_not_specialize=["num_fills"])
 def _fill_kernel(
-    table, chunks, fills, num_chunks, num_fills, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    table,
+    chunks,
+    fills,
+    num_chunks,
+    num_fills,
+    FILLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    wait_for_inputs(OVERLAP)
     start_next(OVERLAP)
-    for number in range(num_fills):
+    fill = tl.arange(0, FILLS)
+    wait_for_inputs(OVERLAP)
+    slots = tl.load(fills + 2 * fill + 1, mask=fill < num_fills, other=-1)
+    for number in range(tl.sum((slots >= 0).to(tl.int32), 0)):  # these come first
         slot = tl.load(fills + 2 * number + 1).to(tl.int64)
-        if slot >= 0:
-            expert = tl.load(fills + 2 * number).to(tl.int64)
-            for chunk in range(tl.program_id(0), num_chunks, tl.num_programs(0)):
-                at_pair = table + 3 * tl.load(chunks + 2 * chunk)
-                size = tl.load(at_pair + 2)
-                word = tl.load(chunks + 2 * chunk + 1) + tl.arange(0, BLOCK)
-                source = tl.load(at_pair).to(tl.pointer_type(tl.int32)) + expert * size
-                target = tl.load(at_pair + 1).to(tl.pointer_type(tl.int32)) + slot * size
-                ok = word < size
-                tl.store(target + word, tl.load(source + word, mask=ok, other=0), mask=ok)
+        expert = tl.load(fills + 2 * number).to(tl.int64)
+        for chunk in range(tl.program_id(0), num_chunks, tl.num_programs(0)):
+            at_pair = table + 3 * tl.load(chunks + 2 * chunk)
+            size = tl.load(at_pair + 2)
+            word = tl.load(chunks + 2 * chunk + 1) + tl.arange(0, BLOCK)
+            source = tl.load(at_pair).to(tl.pointer_type(tl.int32)) + expert * size
+            target = tl.load(at_pair + 1).to(tl.pointer_type(tl.int32)) + slot * size
+            ok = word < size
+            tl.store(target + word, tl.load(source + word, mask=ok, other=0), mask=ok)

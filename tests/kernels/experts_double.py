@@ -173,7 +173,6 @@ def linear(
     rows: Tensor | None = None,
     shared: Tensor | None = None,
     far: Tensor | None = None,
-    sums: experts_rows.RowSums | None = None,
 ) -> Tensor:
     """See experts_product."""
     out, num_near = x.new_full((num_places, matrices.shape[1]), torch.nan), len(matrices)
@@ -189,10 +188,7 @@ def linear(
         else:
             assert far is not None
             out[begin:end] = F.linear(own, far[matrix - num_near - 1])
-    if sums is None:
-        return out
-    shared = out[sums.places.numel() :] if sums.has_shared else None
-    return add_weighted(out, sums.weights, sums.places, sums.base, shared, sums.gates)
+    return out
 
 
 def swiglu(
