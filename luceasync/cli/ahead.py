@@ -74,9 +74,10 @@ def hash_triton(placement: PlacementConfig) -> None:
     """Import torch, and start to hash Triton's files in a thread if this process will open a GPU:
     it then ends before the first kernel is needed.
     """
-    import torch
+    from luceasync.pipeline.devices import has_backend
 
-    if _nvidia_devices(placement) and torch.cuda.is_available():
+    indices = _nvidia_devices(placement)
+    if indices and has_backend(f"{CUDA}{indices[0]}"):
         from luceasync.kernels.kernel import hash_ahead
 
         hash_ahead()

@@ -1,5 +1,5 @@
-"""Prepares rows of x for products (prepared_rows.cu): weighs up to 8 of them for a norm; norms and
-arranges more once for all programs, in the order in which lanes of tensor cores load them.
+"""Prepares rows of x for products (prepared_rows.cu): norms them, and arranges more than 8 of them
+once for all programs, in the order in which lanes of tensor cores load them.
 
 Owns that order, together with arranged_rows.cuh.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.kernels.cuda_program import CudaProgram, LaunchShape
 from luceasync.kernels.overlap import can_overlap
 from luceasync.kernels.quant_decode import Coding
-from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
+from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, UNIT
 
 MOST_PLAIN = 8  # more rows are arranged
 ARRANGED_ROWS = 16  # rows are padded to so many
@@ -26,7 +26,7 @@ UNIT_COLUMNS = UNIT * BLOCK_COLUMNS
 PLAIN_WARPS, NORM_WARPS = 4, 16
 
 SOURCE = Path(__file__).with_name("prepared_rows.cu")
-_WEIGH = CudaProgram(SOURCE, "weigh_rows")
+_NORM = CudaProgram(SOURCE, "rms_norm")
 _ARRANGE = CudaProgram(SOURCE, "arrange_rows")
 
 
@@ -67,23 +67,6 @@ class ArrangedRows:
     def of(self, coding: Coding) -> Tensor:
         """The `columns` for products with a matrix of this coding."""
         return self.columns[self.lifts.index(lift_of(coding))]
-
-
-@dataclass(frozen=True, slots=True)
-class WeighedRows:
-    """Up to 8 rows times the weights of an RMS norm, still to be divided by their root mean
-    squares: products multiply their results instead.
-
-    rows: bfloat16 [rows, columns]; squares: float32 [rows, columns / 16], sums of the squares of 16
-    columns, without the weights.
-    """
-
-    rows: Tensor
-    squares: Tensor
-    eps: float
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def lift_of(coding: Coding) -> int:
@@ -131,26 +114,24 @@ def room_for_rows(
 
 def prepared(
     x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None
-) -> Tensor | ArrangedRows | WeighedRows:
+) -> Tensor | ArrangedRows:
     """Prepare rows, normed if `norm` is given, once for matrices of all these codings."""
     x = x.contiguous()
     assert len(x) <= ARRANGED_ROWS and x.dtype == torch.bfloat16, "few rows of bfloat16"
     if len(x) > MOST_PLAIN:
         return arrange(x, codings, norm)
-    return x if norm is None else weigh(x, norm)
+    return x if norm is None else rms_norm(x, norm)
 
 
-def weigh(x: Tensor, norm: RmsNorm) -> WeighedRows:
-    """Weigh rows as a product before them would: within a product every program would wait for the
-    same norm. x: bfloat16 [rows, columns], contiguous, columns a multiple of 64.
+def rms_norm(x: Tensor, norm: RmsNorm) -> Tensor:
+    """Norm rows, one program each: within a product every program would wait for the same norm. x:
+    bfloat16 [rows, columns], contiguous.
     """
-    num_rows, num_columns = x.shape
-    squares = x.new_empty(num_rows, num_columns // BLOCK_ROWS, dtype=torch.float32)
-    out = WeighedRows(torch.empty_like(x), squares, norm.eps)
-    constants = constants_of(0, PLAIN_WARPS, overlaps=can_overlap(x.device.index or 0))
-    programs_of_row = -(-num_columns // (PLAIN_WARPS * UNIT_COLUMNS))
-    launch = LaunchShape(num_rows * programs_of_row, PLAIN_WARPS * 32)
-    _WEIGH.launch(x.device, constants, launch, (x, norm.weight, out.rows, squares, num_columns))
+    out = torch.empty_like(x)
+    overlaps = can_overlap(x.device.index or 0)
+    constants = constants_of(x.shape[1], NORM_WARPS, overlaps=overlaps)
+    launch = LaunchShape(len(x), NORM_WARPS * 32)
+    _NORM.launch(x.device, constants, launch, (x, norm.weight, out, norm.eps))
     return out
 
 

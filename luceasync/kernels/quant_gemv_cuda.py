@@ -17,7 +17,6 @@ from luceasync.kernels.prepared_rows import (
     UNIT_COLUMNS,
     ArrangedRows,
     RmsNorm,
-    WeighedRows,
     prepared,
     room_for,
     wants_sums,
@@ -47,26 +46,23 @@ _PRODUCT = CudaProgram(SOURCE, "quant_gemv")
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
     """How results are written: as rows of `dtype`, or arranged for the next product, scaled by a
-    power of two (see prepared_rows.lift_of), optionally with sums of groups. `weighs`: also as
-    prepared_rows.WeighedRows.
+    power of two (see prepared_rows.lift_of), optionally with sums of groups.
     """
 
     dtype: torch.dtype = torch.bfloat16
     lift: int = -1
     has_sums: bool = False
-    weighs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GemvOutput:
     """Where results go: `rows` [rows, outputs], which may be strided, or the columns and sums of
-    arranged rows; `weighed`: the weights of the next norm, and where weighed rows go.
+    arranged rows.
     """
 
     kept: OutputFormat
     rows: Tensor
     sums: Tensor | None = None
-    weighed: tuple[Tensor, WeighedRows] | None = None
 
     @staticmethod
     def of_rows(out: Tensor) -> GemvOutput:
@@ -86,7 +82,7 @@ def can_multiply(x: Tensor) -> bool:
 
 
 def linear(
-    x: Tensor | ArrangedRows | WeighedRows,
+    x: Tensor | ArrangedRows,
     weight: TiledMatrix,
     residual: Tensor | None = None,
     *,
@@ -98,7 +94,7 @@ def linear(
 ) -> Tensor:
     """norm(x) @ weight^T (+ residual); without a norm, x itself.
 
-    x: bfloat16 [rows <= MAX_ROWS, columns], or prepared rows, then without a norm;
+    x: bfloat16 [rows <= MAX_ROWS, columns], or the result of `prepared`, then without a norm;
     residual: [rows, outputs]. Returns [rows, outputs] in `dtype`, by default that of x, in `out` if
     given, whose rows may be strided. `beside`: the preceding kernel is a product of the same x,
     which this one need not wait for. `chosen` replaces `choose_split`.
@@ -110,25 +106,8 @@ def linear(
     return out
 
 
-def linear_weighed(
-    x: Tensor,
-    weight: TiledMatrix,
-    residual: Tensor,
-    norm: RmsNorm,
-    *,
-    chosen: QuantSplit | None = None,
-) -> tuple[Tensor, WeighedRows]:
-    """`linear` of up to 8 rows, and its result weighed for the norm that comes next."""
-    out = _empty(x, weight.num_rows, None)
-    squares = out.new_empty(len(x), weight.num_rows // BLOCK_ROWS, dtype=torch.float32)
-    weighed = WeighedRows(torch.empty_like(out), squares, norm.eps)
-    results = GemvOutput(OutputFormat(out.dtype, weighs=True), out, None, (norm.weight, weighed))
-    _product(x.contiguous(), weight, residual, results, chosen, paired=False)
-    return out, weighed
-
-
 def swiglu(
-    x: Tensor | ArrangedRows | WeighedRows,
+    x: Tensor | ArrangedRows,
     gate_up: TiledMatrix,
     *,
     norm: RmsNorm | None = None,
@@ -145,7 +124,7 @@ def swiglu(
 
 
 def swiglu_for(
-    x: Tensor | ArrangedRows | WeighedRows,
+    x: Tensor,
     gate_up: TiledMatrix,
     coding: Coding,
     *,
@@ -156,7 +135,7 @@ def swiglu_for(
     num_inner = gate_up.num_rows // 2
     if len(x) <= MOST_PLAIN or num_inner % UNIT_COLUMNS != 0:
         return swiglu(x, gate_up, norm=norm, chosen=chosen)
-    out = room_for(_tensor_of(x), len(x), num_inner, coding)
+    out = room_for(x, len(x), num_inner, coding)
     results = GemvOutput.of_arranged(out)
     _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
     return out
@@ -193,14 +172,11 @@ def constants_of(
         "WARPS": split.warps,
         "STAGES": split.stages,
         "GOES_ON": int(split.goes_on),
-        "FEW_AHEAD": split.ahead,
         "PAIRED": int(work.paired),
         "RESIDUAL": int(has_residual),
         "FLOAT_OUT": int(kept.dtype == torch.float32),
         "OUT_LIFT": kept.lift,
         "OUT_SUMS": int(kept.has_sums),
-        "UNDIVIDED": int(work.is_undivided),
-        "WEIGHS": int(kept.weighs),
         "OVERLAP": int(overlaps),
         "BESIDE": int(beside),
         "RAGGED": int(work.num_columns % (UNIT * BLOCK_COLUMNS) != 0),
@@ -209,25 +185,19 @@ def constants_of(
     }
 
 
-def _empty(x: Tensor | ArrangedRows | WeighedRows, width: int, dtype: torch.dtype | None) -> Tensor:
-    return _tensor_of(x).new_empty(len(x), width, dtype=dtype)
-
-
-def _tensor_of(x: Tensor | ArrangedRows | WeighedRows) -> Tensor:
-    """A tensor on the device, and with the dtype, of `x`."""
-    if isinstance(x, ArrangedRows):
-        return x.columns
-    return x.rows if isinstance(x, WeighedRows) else x
+def _empty(x: Tensor | ArrangedRows, width: int, dtype: torch.dtype | None) -> Tensor:
+    like = x.columns if isinstance(x, ArrangedRows) else x
+    return like.new_empty(len(x), width, dtype=dtype)
 
 
 def _prepared(
-    x: Tensor | ArrangedRows | WeighedRows, weight: TiledMatrix, norm: RmsNorm | None
-) -> Tensor | ArrangedRows | WeighedRows:
+    x: Tensor | ArrangedRows, weight: TiledMatrix, norm: RmsNorm | None
+) -> Tensor | ArrangedRows:
     return prepared(x, (weight.coding,), norm) if isinstance(x, Tensor) else x
 
 
 def _product(
-    x: Tensor | ArrangedRows | WeighedRows,
+    x: Tensor | ArrangedRows,
     weight: TiledMatrix,
     residual: Tensor | None,
     results: GemvOutput,
@@ -237,10 +207,6 @@ def _product(
     beside: bool = False,
 ) -> None:
     num_rows, group_sums, num_halves = len(x), None, 1
-    squares, eps = None, 0.0
-    if isinstance(x, WeighedRows):
-        squares, eps = x.squares, x.eps
-        x = x.rows
     if isinstance(x, ArrangedRows) and wants_sums(weight.coding):
         group_sums, num_halves = x.group_sums, x.num_halves
     if isinstance(x, ArrangedRows):
@@ -252,7 +218,6 @@ def _product(
         weight.num_columns,
         1 if num_rows == 1 else MOST_PLAIN if num_rows <= MOST_PLAIN else ARRANGED_ROWS,
         paired,
-        squares is not None,
     )
     overlaps = can_overlap(x.device.index or 0)  # such GPUs have clusters, too
     chosen = chosen or choose_split(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
@@ -266,7 +231,6 @@ def _product(
         kept=results.kept,
     )
     num_row_blocks = work.num_outputs // BLOCK_ROWS
-    next_weight, weighed = results.weighed or (None, None)
     arguments = (
         x,
         group_sums,
@@ -285,11 +249,6 @@ def _product(
         weight.num_supergroups,
         weight.num_groups,
         results.rows.stride(0),
-        squares,
-        eps,
-        next_weight,
-        None if weighed is None else weighed.rows,
-        None if weighed is None else weighed.squares,
     )
     grid = num_programs(work, chosen, num_multiprocessors(x))
     launch = LaunchShape(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)

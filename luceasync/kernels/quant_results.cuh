@@ -6,7 +6,6 @@
 #include "device_words.cuh"
 #include "quant_codes.cuh"
 #include "quant_layout.cuh"
-#include "quant_norms.cuh"
 
 // A warp's sum, in the program of this rank in the cluster.
 __device__ __forceinline__ float sum_of(u32 at, u32 rank) {
@@ -78,45 +77,36 @@ struct Results {
   const u16* residual;
   void* out;
   Arranging arranging;
-  NextNorm next;
   int out_stride;
   u32 num_rows, num_outputs, num_results, first;
-  u16 before;   // the residual of the next result, loaded ahead
-  float weight;  // of the next norm, for the next result
+  u16 before;  // the residual of the next result, loaded ahead
 
-  __device__ __forceinline__ Results(const u16* residual, void* out, u8* out_sums, const NextNorm& next,
-                                     int out_stride, int num_rows, int num_row_blocks, u32 rank)
-      : residual(residual), out(out), arranging({(u8*)out, out_sums}), next(next), out_stride(out_stride), num_rows(num_rows),
+  __device__ __forceinline__ Results(const u16* residual, void* out, u8* out_sums, int out_stride, int num_rows,
+                                     int num_row_blocks, u32 rank)
+      : residual(residual), out(out), arranging({(u8*)out, out_sums}), out_stride(out_stride), num_rows(num_rows),
         num_outputs(num_row_blocks * 16), num_results((ARRANGES ? ARRANGED_ROWS : num_rows) * OWN * 16),
         first(rank * (WARPS * 32) + threadIdx.x) {}
 
   // Loads the residual of a group's first result, while the group is multiplied.
-  __device__ __forceinline__ void ask_for_residual(u32 group) {
-    before = residual_of(group, first), weight = weight_of(group, first);
-  }
+  __device__ __forceinline__ void ask_for_residual(u32 group) { before = residual_of(group, first); }
 
   // Requires the sums of all warps.
   __device__ __forceinline__ void put(u32 group, u32 begin) {
-    // Whole warps sum squares.
-    u32 end = WEIGHS ? (num_results + 31) / 32 * 32 : num_results;
-    for (u32 e = first; e < end; e += STRIDE * 32) {
-      bool ok = (!WEIGHS || e < num_results) && column_of(group, e) < num_outputs;
+    for (u32 e = first; e < num_results; e += STRIDE * 32) {
       u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + AT_SUMS + (m * SUM_STRIDE + n) * 4;
       float result = 0.0f, up = 0.0f;
 #pragma unroll
       for (u32 w = 0; w < STRIDE; w++) {
-        if (WEIGHS && e >= num_results) continue;
         u32 there = at + w % WARPS * RING_BYTES;
         result += sum_of(there, w / WARPS);
         if (PAIRED) up += sum_of(there + OWN * 64, w / WARPS);
       }
       result *= LIFT, up *= LIFT;
-      if (UNDIVIDED && (!WEIGHS || e < num_results)) result *= Undivided::factor(m), up *= Undivided::factor(m);
       if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
       if (RESIDUAL) result += as_float((u32)before << 16);
       if constexpr (ARRANGES) {
         arranging.store(m, column_of(group, e), m < num_rows ? rounded(result) : (u16)0);
-      } else if (ok) {
+      } else if (column_of(group, e) < num_outputs) {
         u64 place = (u64)m * out_stride + column_of(group, e);
         if (FLOAT_OUT) {
           ((float*)out)[place] = result;
@@ -124,17 +114,12 @@ struct Results {
           ((u16*)out)[place] = rounded(result);
         }
       }
-      if constexpr (WEIGHS) next.store(m, column_of(group, e), num_outputs, rounded(result), weight, ok);
-      before = residual_of(group, e + STRIDE * 32), weight = weight_of(group, e + STRIDE * 32);
+      before = residual_of(group, e + STRIDE * 32);
     }
   }
 
  private:
   static __device__ __forceinline__ u32 column_of(u32 group, u32 e) { return group * (OWN * 16) + e % (OWN * 16); }
-
-  __device__ __forceinline__ float weight_of(u32 group, u32 e) const {
-    return WEIGHS && column_of(group, e) < num_outputs ? next.weight[column_of(group, e)] : 0.0f;
-  }
 
   __device__ __forceinline__ u16 residual_of(u32 group, u32 e) const {
     bool ok = RESIDUAL && (e < num_results) & (column_of(group, e) < num_outputs);

@@ -26,8 +26,7 @@ class QuantSplit:
     """What a program processes: `row_blocks` of 16 weight rows (of gate and up together), whose
     columns are divided among `splits` programs of `warps` each, with `stages` of 256 columns in
     shared memory, including the current one. A program that `goes_on` (more than 8 rows only) takes
-    group after group of row blocks: it copies the next while it adds sums. With 2 to 8 rows,
-    `ahead` blocks of x are in flight, in registers.
+    group after group of row blocks: it copies the next while it adds sums.
     """
 
     row_blocks: int
@@ -35,14 +34,12 @@ class QuantSplit:
     stages: int
     splits: int = 1
     goes_on: bool = False
-    ahead: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class QuantWork:
     """A product: `x_rows` rows of x (1, 8 or 16) with a matrix [num_outputs (twice that if paired),
-    num_columns] whose scales have dtype `scales`. Rows that are `is_undivided` lack the division by
-    their root mean square.
+    num_columns] whose scales have dtype `scales`.
     """
 
     coding: Coding
@@ -51,7 +48,6 @@ class QuantWork:
     num_columns: int
     x_rows: int
     paired: bool
-    is_undivided: bool = False
 
 
 def choose_split(work: QuantWork, most_bytes: int, *, has_clusters: bool = False) -> QuantSplit:
@@ -83,7 +79,7 @@ def _few_rows(work: QuantWork) -> QuantSplit:
     if work.paired or (work.num_outputs >= HUGE and num_units > 10):
         return QuantSplit(2, 4, 2)
     if work.num_outputs >= HUGE and not is_byte:
-        return QuantSplit(2, 2, 4, ahead=3 if is_several else 1)
+        return QuantSplit(2, 2, 4)
     if num_units <= 10:
         has_half = is_several and not is_byte and work.num_outputs > SMALL
         return QuantSplit(2, 5, 3) if has_half else QuantSplit(1, 5, 2)
@@ -96,7 +92,7 @@ def _few_rows(work: QuantWork) -> QuantSplit:
     if work.num_outputs >= SMALL:
         return QuantSplit(1, 8, 3 if is_long and work.coding.bits == 4 else 2)
     if is_long:
-        return QuantSplit(2, 10, 2, ahead=3) if is_several else QuantSplit(1, 10, 3)
+        return QuantSplit(2, 10, 2) if is_several else QuantSplit(1, 10, 3)
     return QuantSplit(1, 8, 4)
 
 
@@ -149,11 +145,4 @@ def shared_of(work: QuantWork, split: QuantSplit) -> int:
     sum_bytes = width * 4 if work.x_rows == 1 else work.x_rows * (width + 4) * 4
     ring_bytes = split.stages * stage_bytes
     warp_bytes = ring_bytes + sum_bytes if split.goes_on else max(ring_bytes, sum_bytes)
-    return split.warps * warp_bytes + squares_of(work)
-
-
-def squares_of(work: QuantWork) -> int:
-    """Bytes of the sums of squares of undivided rows, and of what results are multiplied by."""
-    if not work.is_undivided:
-        return 0
-    return work.x_rows * (work.num_columns // BLOCK_ROWS * 4 + 4) + -work.x_rows * 4 % 16
+    return split.warps * warp_bytes

@@ -129,10 +129,6 @@ class Layer:
         """`forward` for rows that form trees, see MixerLayer.verify."""
         return self.feed_forward.forward(self.mixer.verify(x, state, rows, trees, scratch))
 
-    def link(self, following: Norm | None) -> None:
-        """Tell weights which norms come after their sums; `following` after the layer, if known."""
-        self.feed_forward.link(self.mixer.output, following)
-
     @property
     def num_bytes(self) -> int:
         """Bytes of its weights."""

@@ -99,14 +99,15 @@ async def test_a_group_that_fails_ends_only_what_ran(tiny_dir):
         failing = Fails(engine, "decode", error, num_times=1, skip=3)
         found = await answers(engine, ["one", "two", "three"])
         failing.heal()
-    # Which of them waits for a lane is not said: they are asked at once.
+    # Which of them waits for a lane is not said, nor whether both that have one decode by then:
+    # they are asked at once.
     ended = [answer for answer in found if answer.finish.reason == "error"]
-    assert len(ended) == 2
+    assert 1 <= len(ended) <= 2
     for answer in ended:
         assert answer.finish.error_kind == "unavailable"
         assert answer.finish.error == "stage 0 of the model failed: its process is gone"
-    [(waiting, alone)] = [pair for pair in zip(found, told, strict=True) if pair[0] not in ended]
-    assert waiting.ids == alone.ids
+    others = [pair for pair in zip(found, told, strict=True) if pair[0] not in ended]
+    assert [waiting.ids for waiting, _ in others] == [alone.ids for _, alone in others]
 
 
 async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from luceasync.kernels import prepared_rows
 from luceasync.kernels.cuda_program import compiled
-from luceasync.kernels.prepared_rows import ArrangedRows, arrange, wants_sums
+from luceasync.kernels.prepared_rows import ArrangedRows, arrange, rms_norm, wants_sums
 from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import CARDS
 from tests.kernels.places import gpu_of_nvidia, on_both
@@ -44,24 +44,11 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "gpu":
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
-    return emulate(prepared_rows, _WEIGH="weigh_rows", _ARRANGE="arrange_rows")
+    return emulate(prepared_rows, _NORM="rms_norm", _ARRANGE="arrange_rows")
 
 
 def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
     return torch.randn(num_rows, num_columns, device=device, dtype=torch.bfloat16)
-
-
-def normed_rows(x: Tensor, norm: Norm) -> Tensor:
-    """Normed rows as they lie arranged for codes that index a table, which scale nothing."""
-    columns = arrange(x, [coding_of(ALL["IQ4_NL"])], norm).columns[0]
-    order = columns_of(torch.arange(16 * 256).view(16, 256).double(), (1.0, 1.0)).long().flatten()
-    units = columns.flatten(1).cpu()
-    plain = torch.empty_like(units)
-    plain[:, order] = units
-    found = plain.unflatten(1, (16, 256)).transpose(0, 1).flatten(1)[: len(x), : x.shape[1]]
-    wanted = F.rms_norm(x.float(), x.shape[1:], norm.weight, norm.eps).cpu()
-    torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=1e-6)
-    return found.to(x.device)
 
 
 def padded(x: Tensor) -> Tensor:
@@ -101,7 +88,7 @@ def test_a_number_lies_where_its_lane_loads_it(
 ) -> None:
     x = rows(num_rows, num_columns, place)
     norm = Norm(torch.rand(num_columns, device=place) + 0.5) if normed else None
-    plain = x if norm is None else normed_rows(x, norm)
+    plain = x if norm is None else rms_norm(x, norm)
     for name, lifts in LIFTS.items():
         coding = coding_of(ALL[name])
         arranged = arrange(x, [coding], norm)

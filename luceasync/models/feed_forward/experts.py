@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from luceasync.models.layer_reader import LayerReader
     from luceasync.models.ops import Norm, RoutedExperts
-    from luceasync.models.weights import Weight
 
 NORM = "post_attention_layernorm.weight"
 ROUTER, BIAS = "mlp.gate.weight", "mlp.experts.e_score_correction_bias"
@@ -107,9 +106,6 @@ class ExpertsLayer:
     @property
     def num_bytes(self) -> int:
         return self.norm.num_bytes + self.experts.num_bytes
-
-    def link(self, mixed: Weight, following: Norm | None) -> None:
-        """See FeedForwardLayer: its norms have no part in products."""
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""

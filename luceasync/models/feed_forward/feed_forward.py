@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.layer_reader import LayerReader
-    from luceasync.models.ops import Norm
-    from luceasync.models.weights import Weight
 
 Shape = tuple[int, ...]
 
@@ -54,11 +52,6 @@ class FeedForwardLayer(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of its weights."""
-        ...
-
-    def link(self, mixed: Weight, following: Norm | None) -> None:
-        """Tell weights which norm comes after their sums: this layer's after `mixed.linear_add`,
-        and `following`, if not None, after its own results."""
         ...
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.layer_reader import LayerReader
-    from luceasync.models.ops import Norm
     from luceasync.models.pass_rows import Paths, Rows
     from luceasync.models.trees import Trees
-    from luceasync.models.weights import Weight
 
 Shape = tuple[int, ...]
 # State or scratch of a kind's layers: of one layer, or of all stacked.
@@ -148,16 +146,6 @@ class MixerBody(Protocol):
 
 class MixerLayer(Protocol):
     """One layer with its weights: norm, mixing, and addition to the residual stream."""
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of its rows."""
-        ...
-
-    @property
-    def output(self) -> Weight:
-        """What multiplies mixed rows last."""
-        ...
 
     @property
     def num_bytes(self) -> int:
