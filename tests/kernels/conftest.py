@@ -268,11 +268,16 @@ def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The interpreter is slow, and computes padding with NumPy, which warns; a GPU does not."""
+    """The interpreter is slow, and computes padding with NumPy, which warns; a GPU does not. Where
+    there is one, what runs on `device` is among the tests of GPUs.
+    """
+    has_gpu = torch.cuda.is_available()
     for item in items:
         if "tests/kernels/" in item.path.as_posix():
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
+            if has_gpu and "device" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture
