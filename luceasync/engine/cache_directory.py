@@ -70,7 +70,7 @@ def directory_spec_of(
     @asynccontextmanager
     async def open_disk() -> AsyncIterator[DiskTier]:
         await asyncio.to_thread(make_usable, cache_dir)
-        _warn_if_full(cache_dir)
+        await asyncio.to_thread(_warn_if_full, cache_dir)
         facts = await asyncio.to_thread(find_facts)
         async with DiskTier(
             cache_dir,

@@ -99,7 +99,7 @@ async def test_chats_that_wait_for_the_template_hold_up_no_text(language):
 
 
 async def test_only_short_chats_with_a_template_of_our_own_are_prepared_on_the_event_loop(language):
-    """Anything that may take long stays in a thread, where it delays nobody."""
+    """Anything that may take long runs in a thread, where it delays no other request."""
     here = threading.get_ident()
     seen: list[int] = []
 

@@ -105,7 +105,7 @@ def test_experts_are_not_asked_for_behind_a_chunk(open_in, monkeypatch: pytest.M
     monkeypatch.setattr(fleet._Experts, "ask", lambda self, connection: num_asked.append(1))
     backend = open_in("two", runs_async=True)
     backend.reset(0)
-    backend.prefill(0, 0, list(range(8)), project=False)  # nobody waits for its end
+    backend.prefill(0, 0, list(range(8)), project=False)  # and is not waited for
     backend.raise_if_failed()
     assert not num_asked
     backend.prefill(0, 8, list(range(8)), project=True)
