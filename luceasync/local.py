@@ -49,7 +49,7 @@ class LocalModel:
     def __init__(self, engine: Engine, *, trust_cache_salt: bool = False) -> None:
         """`engine` is loaded, and outlives this object."""
         self._engine = engine
-        self._answers = CallAnswers(engine)
+        self._answers = CallAnswers(engine, closed=engine.sent)
         self._caller = Caller(may_salt=trust_cache_salt)
         self._chats = ChatCompletions(engine)
         self._texts = Completions(engine)

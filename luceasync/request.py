@@ -405,6 +405,11 @@ class Engine(Protocol):
         """
         ...
 
+    def sent(self) -> None:
+        """The caller has sent an answer that has ended, or given it up. What an engine does with
+        ended answers may wait for this, so that it does not hold up their last bytes."""
+        ...
+
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """The token ids of the request's prompt, without running it. Raises like `open`."""
         ...

@@ -232,6 +232,13 @@ class LocalEngine:
         self._thread.post(lambda pump: pump.submit(choices, capacity))
         return stream
 
+    def sent(self) -> None:
+        """No client waits now while lanes are saved and answers are remembered."""
+        if self._answers.has_ended:
+            assert self._thread is not None
+            self._thread.post(lambda pump: pump.lanes.delivered())
+            self._answers.remember()
+
     async def tokens(self, request: Request) -> tuple[int, ...]:
         self._check_open(request)
         self._answers.remember()
@@ -290,17 +297,8 @@ class LocalEngine:
 
     def deliver(self, emitted: Sequence[Emitted]) -> None:
         """Hand deltas to their streams, and count the choices that have ended."""
-        ended = self._answers.deliver(emitted)
-        for client, _ in ended:
+        for client, _ in self._answers.deliver(emitted):
             self._admission.leave(client)
-        if ended:
-            asyncio.get_running_loop().call_soon(self._ends_delivered)
-
-    def _ends_delivered(self) -> None:
-        """Readers of ended answers have received them: no client waits while lanes are saved."""
-        assert self._thread is not None
-        self._thread.post(lambda pump: pump.lanes.delivered())
-        self._answers.remember()
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
         """The model is loaded, initially or again; an error means that it never will be."""
@@ -404,6 +402,7 @@ def unavailable(detail: str, retry_after_s: int) -> Unavailable:
 
 def details_of(pump: Pump, num_nodes: int = MAX_NODES) -> EngineDetails:
     """Lanes, queue and the nodes used last. Engine thread only."""
+    pump.lanes.release_deferred()  # nodes of answers that have ended are among them
     now_s, nodes = time.monotonic(), list(pump.lanes.prefixes.index)
     words = pump.lanes.prefixes.conversation_words()
     labels = {key.hex(): conversation_label(word) for key, word in words.items()}
@@ -460,6 +459,7 @@ def drop_nodes(pump: Pump, keys: Collection[str] | None) -> int:
     """Drop the nodes of these keys, or all, in every tier, and their descendants; returns how many.
     Nodes that a request needs stay. Engine thread only.
     """
+    pump.lanes.release_deferred()  # nodes of answers that have ended are dropped too
     prefixes = pump.lanes.prefixes
     before = sum(1 for _ in prefixes.index)
     prefixes.clear({bytes.fromhex(key) for key in keys} if keys is not None else None)

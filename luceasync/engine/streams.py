@@ -195,7 +195,7 @@ class OpenAnswers:
 
     def deliver(self, deltas: Iterable[tuple[int, Delta]]) -> list[tuple[str, Finish]]:
         """Hand (stream id, delta) pairs to their streams. Returns the clients of the choices that
-        have ended, and how they ended. Call `remember` once the readers have received them."""
+        have ended, and how they ended. Call `remember` once they have been sent."""
         ended = []
         for stream_id, delta in deltas:
             answer = self._answers[stream_id]
@@ -212,6 +212,11 @@ class OpenAnswers:
             if answer.stream.num_open == 0:
                 del self._answers[stream_id]
         return ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `remember` has something to add."""
+        return bool(self._ended)
 
     def remember(self) -> None:
         """Add the ended answers to the histories with which later prompts are encoded. Takes

@@ -68,6 +68,8 @@ class Answering:
                 await self._serve(scope, receive, send)
             except ClientDisconnect:
                 note_of(scope).remark = "the client left"
+            finally:
+                self._context.engine.sent()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, key = self._context, accepted_key(scope)

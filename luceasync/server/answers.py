@@ -29,14 +29,19 @@ def observe_nothing(request: Request) -> Observer:
 
 class CallAnswers:
     """Answers calls with `engine`. `observer` is called with each request before it is queued and
-    returns an Observer, which gets every delta before the call does.
+    returns an Observer, which gets every delta before the call does. `closed` is called when the
+    streams of a call are closed.
     """
 
     def __init__(
-        self, engine: Engine, observer: Callable[[Request], Observer] = observe_nothing
+        self,
+        engine: Engine,
+        observer: Callable[[Request], Observer] = observe_nothing,
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._observer = observer
+        self._closed = closed
 
     async def plain(self, call: Call[Any], accepted: Callable[[], None] = lambda: None) -> object:
         """The fold of all events. `accepted` is called once the engine has accepted all requests.
@@ -54,9 +59,12 @@ class CallAnswers:
         way, closes the streams and frees their lanes.
         """
         opening = self._open(call.requests)
-        async with opening as streams, aclosing(call.events(streams)) as events:
-            accepted()
-            yield events
+        try:
+            async with opening as streams, aclosing(call.events(streams)) as events:
+                accepted()
+                yield events
+        finally:
+            self._closed()
 
     @asynccontextmanager
     async def _open(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Stream]]:

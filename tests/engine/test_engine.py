@@ -245,6 +245,16 @@ async def test_a_prompt_of_text_or_ids_is_answered_as_the_messages_that_render_t
     assert {finish.usage.prompt_tokens for _, finish, _ in told} == {len(ids)}
 
 
+async def test_an_answer_that_is_not_said_to_be_sent_is_kept_too(start_engine):
+    async with start_engine() as engine:
+        first = await read(await engine.open(ask()))
+        assert [node for node in (await engine.details()).nodes if node.end > 0]
+        engine.sent(), engine.sent()
+        again = await read(await engine.open(ask()))
+        assert again[0] == first[0]
+        assert again[1].usage.cached_tokens > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [TextPrompt, TokenPrompt])
 async def test_only_after_text_is_an_answer_sent_back_as_the_ids_that_it_was(

@@ -100,6 +100,7 @@ class ScriptedEngine:
         self.kept = ["ab" * 32, "cd" * 32]
         self.opened = asyncio.Event()
         self.open_cancelled = asyncio.Event()
+        self.num_sent = 0
 
     def status(self) -> EngineStatus:
         detail = "loading the model" if self.loading else "ready"
@@ -133,6 +134,9 @@ class ScriptedEngine:
             await self._wait_in_queue(self.opening)
         self.streams.append(ScriptedStream(self.script))
         return self.streams[-1]
+
+    def sent(self) -> None:
+        self.num_sent += 1
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
         self.requests.append(request)

@@ -11,6 +11,7 @@ import pytest
 
 from luceasync.errors import Unavailable
 from luceasync.request import Delta
+from luceasync.server.app import create_app
 from luceasync.server.http.body import SMALL_BYTES
 from luceasync.server.openai import chat_answer
 from luceasync.server_config import ServerConfig
@@ -75,6 +76,27 @@ async def test_every_stream_is_closed_after_its_answer(in_memory):
         await client.post(CHAT, json=BODY)
         await client.post(CHAT, json=STREAM)
     assert [stream.closed.is_set() for stream in engine.streams] == [True, True]
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_the_engine_is_told_of_an_answer_after_its_last_bytes(body):
+    """Lanes are saved then, which would hold up these bytes."""
+    engine, told_after = ScriptedEngine(), []
+    app = create_app(engine, ServerConfig())
+
+    async def noting(scope, receive, send):
+        async def noted(message):
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                told_after.append(engine.num_sent)
+            await send(message)
+
+        await app(scope, receive, noted)
+
+    transport = httpx.ASGITransport(app=noting)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        await client.post(CHAT, json=body)
+    assert told_after == [0]
+    assert engine.num_sent == 1
 
 
 async def test_a_long_prefill_is_bridged_by_comments(on_port):
