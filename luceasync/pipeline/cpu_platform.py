@@ -30,8 +30,6 @@ T = TypeVar("T")
 class CpuPlatform:
     """A CPU. All CPU devices that a user names are the same device for torch."""
 
-    num_layers_at_once = 1
-
     def __init__(self, name: str = "cpu:0") -> None:
         self.name = name
         self.device = torch.device("cpu")
@@ -93,6 +91,9 @@ class CpuPlatform:
 
     def load_ahead(self) -> None:
         """No-op: no kernel is compiled."""
+
+    def num_layers_at_once(self, room_bytes: int) -> int:
+        return 1
 
     def row_transfer(self) -> HostTransfer:
         return HostTransfer()

@@ -53,14 +53,14 @@ NUM_READERS = 4
 READ_BYTES, MIN_READ_BYTES = 8 << 20, 4 << 20  # each part costs 0.1 ms of interpreter time
 NUM_COPIED = 2  # buffers: the bus is faster than the readers
 SLICE_BYTES, NUM_SLICES = 32 << 20, 3
+# What reading a layer takes on the device beside its weights: slices, and one being unpacked.
+TRANSIT_BYTES = 2 * NUM_SLICES * SLICE_BYTES
 
 log = logging.getLogger(__name__)
 
 
 class CudaPlatform:
     """A GPU from NVIDIA."""
-
-    num_layers_at_once = NUM_LAYERS_AT_ONCE
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -146,6 +146,9 @@ class CudaPlatform:
             return self.pick(torch=torch_page_copies, numba=lambda: kernel_page_copies(self.device))
 
         return StreamCopies(cache, NUM_STAGED_STATES, made_on_use(paging))
+
+    def num_layers_at_once(self, room_bytes: int) -> int:
+        return max(1, min(NUM_LAYERS_AT_ONCE, room_bytes // TRANSIT_BYTES))
 
     def row_transfer(self) -> PinnedTransfer:
         return PinnedTransfer(self.device)

@@ -141,9 +141,10 @@ class Platform(Protocol):
         """Start, in threads, the work for which loading a model will wait. May be called again."""
         ...
 
-    @property
-    def num_layers_at_once(self) -> int:
-        """How many layers are read at once, each with a transfer of its own."""
+    def num_layers_at_once(self, room_bytes: int) -> int:
+        """How many layers to read at once, each with a transfer of its own. `room_bytes`: memory
+        that is free until the weights are read.
+        """
         ...
 
     def row_transfer(self) -> RowTransfer:

@@ -62,6 +62,9 @@ class Shard:
         self._ops = slotted or platform.ops
         self.layers = range(shard.begin, shard.end)
         family, layers = family_of(spec), self.layers
+        # Lanes and passes take memory once the weights are read: until then, layers in transit do.
+        room_bytes = plan.device_bytes(shard) + shard.workspace_bytes - shard.weight_bytes
+        num_at_once = min(platform.num_layers_at_once(room_bytes), len(layers))
         with ExitStack() as closing_all:
             # Layers whose experts share slots are read one by one.
             places = [
@@ -71,7 +74,7 @@ class Shard:
                     torch_dtype(precision.weights),
                     closing_all.enter_context(closing(platform.row_transfer())),
                 )
-                for _ in range(1 if slotted else min(platform.num_layers_at_once, len(layers)))
+                for _ in range(1 if slotted else num_at_once)
             ]
             reader, read = TensorReader(source, spec, places[0], advance), family.read_layer
             if len(places) == 1:

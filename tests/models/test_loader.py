@@ -32,6 +32,7 @@ from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
 from luceasync.models.spec import Shape
 from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.gpu_platform import TRANSIT_BYTES, CudaPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.shard import Shard
@@ -243,7 +244,8 @@ def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_pa
 class ThreeAtOnce(CpuPlatform):
     """Reads three layers at once."""
 
-    num_layers_at_once = 3
+    def num_layers_at_once(self, room_bytes: int) -> int:
+        return 3
 
 
 class MeetingSource(NotingSource):
@@ -261,11 +263,14 @@ class MeetingSource(NotingSource):
         return super().read(name, shape)
 
 
+def plan_of_six_layers() -> Plan:
+    return plans.plan_of(spec=make_spec(num_layers=6), parallel=1, max_ctx_tokens=256)
+
+
 def six_layers(
     source: TensorSource, advance: Callable[[int], None], platform: CpuPlatform
 ) -> Shard:
-    spec = make_spec(num_layers=6)
-    plan = plans.plan_of(spec=spec, parallel=1, max_ctx_tokens=256)
+    spec, plan = make_spec(num_layers=6), plan_of_six_layers()
     return Shard(spec, plan, plan.shards[0], platform, source, advance, memory=PlainMemory())
 
 
@@ -303,6 +308,30 @@ def test_loading_that_is_stopped_leaves_no_thread_behind():
     with pytest.raises(Unavailable):
         six_layers(RandomSource(torch.float32, CPU), stop, ThreeAtOnce())
     assert not any(thread.name.startswith("read-layers") for thread in threading.enumerate())
+
+
+class NotingRoom(CpuPlatform):
+    """Notes how much memory layers in transit may take."""
+
+    room_bytes = 0
+
+    def num_layers_at_once(self, room_bytes: int) -> int:
+        self.room_bytes = room_bytes
+        return 1
+
+
+def test_layers_in_transit_take_memory_that_is_planned_for_lanes_and_passes():
+    platform, plan = NotingRoom(), plan_of_six_layers()
+    shard = six_layers(RandomSource(torch.float32, CPU), lambda num_bytes: None, platform)
+    weight_bytes = sum(layer.num_bytes for layer in shard._layers) + shard.ends.num_bytes
+    planned_bytes = plan.device_bytes(plan.shards[0]) + plan.shards[0].workspace_bytes
+    assert platform.room_bytes + weight_bytes == planned_bytes
+
+
+@pytest.mark.parametrize(("room", "expected"), [(0, 1), (1, 1), (2, 2), (2.9, 2), (9, 4)])
+def test_a_gpu_reads_as_many_layers_at_once_as_fit_there(room: float, expected: int):
+    platform = CudaPlatform("cuda:0")
+    assert platform.num_layers_at_once(int(room * TRANSIT_BYTES)) == expected
 
 
 # --- rows of files ------------------------------------------------------------------------------
