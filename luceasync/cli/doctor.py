@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -88,6 +89,22 @@ def _python(config: Config) -> Iterator[Finding]:
     fine = sys.version_info >= MIN_PYTHON
     words = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Finding("python", "ok" if fine else "broken", words)
+    if not _is_compiled("torch"):
+        yield Finding(
+            "bytecode",
+            "note",
+            "of torch is not kept: Python compiles its source at each start, which takes seconds; "
+            "unset PYTHONDONTWRITEBYTECODE, or set PYTHONPYCACHEPREFIX to a directory that this "
+            "user may write to",
+        )
+
+
+def _is_compiled(package: str) -> bool:
+    """Whether Python keeps the package's bytecode; True if there is no source to compile."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return True
+    return Path(cache_from_source(spec.origin)).is_file()
 
 
 def _torch(config: Config) -> Iterator[Finding]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
+from importlib.util import cache_from_source
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
 from luceasync.cli.doctor import Finding, examine, run_doctor
 from luceasync.config import CacheConfig, Config, DraftConfig, ModelConfig
@@ -30,6 +34,18 @@ def test_a_healthy_machine_passes(capsys):
     out = capsys.readouterr().out
     for subject in ("python", "torch", "cpu", "memory", "disk", "model", "plan", "port"):
         assert subject in out
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_bytecode_that_is_not_kept_is_noted(is_kept: bool, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    path = Path(cache_from_source(torch.__file__))
+    path.parent.mkdir(parents=True)
+    if is_kept:
+        path.touch()
+    python, following = islice(examine(HEALTHY), 2)
+    assert python.state == "ok"
+    assert (following.subject == "bytecode") is not is_kept
 
 
 def test_a_taken_port_is_broken():
