@@ -182,6 +182,19 @@ def reused_renderers(renderers: Renderers) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def quick_interpreter() -> Iterator[None]:
+    """For kernels that run in Triton's interpreter, as they do where there is no GPU."""
+    from triton import knobs
+
+    with pytest.MonkeyPatch.context() as patch:
+        if knobs.runtime.interpret:
+            from tests.kernels.quick_interpreter import hasten
+
+            hasten(patch)
+        yield
+
+
 @pytest.fixture
 def may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Cleared, it holds every process that is to be started until it is set: what is seen

@@ -24,14 +24,10 @@ from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from tests import tiny
-from tests.kernels.conftest import (  # noqa: F401
-    one_patch_for_each_launch,
-    scalars_of_new_numpy,
-    types_made_once,
-)
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("quick_interpreter"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run in the interpreter here"),
 ]
 PROMPT, MARK = [5, 9, 2, 7, 3], 3

@@ -17,11 +17,6 @@ from luceasync.models.mixers.sliding import SlidingSpec
 from luceasync.models.pass_rows import NO_LANE, AcceptedRows, Entry, Paths, Rows
 from luceasync.models.rope import NoRope
 from luceasync.models.trees import Trees, torch_trees
-from tests.kernels.conftest import (  # noqa: F401
-    one_patch_for_each_launch,
-    scalars_of_new_numpy,
-    types_made_once,
-)
 from tests.reference import windows as truth
 
 HEADS, KV_HEADS, DIM, LANES = 4, 2, 32, 3
@@ -48,8 +43,10 @@ def make_body(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[SlidingSpec], AttentionBody]:
     monkeypatch.setattr("luceasync.kernels.window_attention.NUM_SPLITS", 2)  # empty ones take time
-    if request.param == "triton" and torch.cuda.is_available():
-        pytest.skip("kernels run in the interpreter here")
+    if request.param == "triton":
+        if torch.cuda.is_available():
+            pytest.skip("kernels run in the interpreter here")
+        request.getfixturevalue("quick_interpreter")
     return BODIES[request.param]
 
 

@@ -17,14 +17,12 @@ from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from luceasync.speculation.dflash.draft_ops import TorchDraftOps
 from luceasync.speculation.dflash.triton_draft_ops import TritonDraftOps
 from tests import tiny
-from tests.kernels.conftest import (  # noqa: F401
-    one_patch_for_each_launch,
-    scalars_of_new_numpy,
-    types_made_once,
-)
 from tests.reference.dflash import Mistake, SlowDrafter, greedy_loop, residuals
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that fill up
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numbers that fill up
+    pytest.mark.usefixtures("quick_interpreter"),
+]
 
 NUM_LANES, MAX_CTX = 3, 256
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
