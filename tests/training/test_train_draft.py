@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
@@ -206,6 +207,23 @@ def test_dynamic_weights_are_the_gradient_of_the_expected_length():
     torch.testing.assert_close(losses.dynamic_weights(slots, counted), torch.stack(wanted))
 
 
+def test_losses_among_fewer_tokens_are_those_of_the_whole_vocabulary_for_the_tokens_there():
+    torch.manual_seed(0)
+    head, rows = torch.randn(30, 8), torch.randn(2, 3, 3, 8)
+    known = torch.tensor([3, 7, 8, 20])
+    blocks = known[torch.randint(4, (2, 3, 4))]
+    choices = losses.Choices(head, known, num_others=5)
+    generator = torch.Generator().manual_seed(1)
+    seen = set()
+    for _ in range(20):
+        few, places = choices.draw(blocks, generator)
+        assert len(few) == 9 and torch.equal(few[places], head[blocks])
+        seen |= {int((head == row).all(1).nonzero()) for row in few}
+        exact = (F.linear(rows, few).logsumexp(-1) - (rows * few[places[..., 1:]]).sum(-1)).float()
+        torch.testing.assert_close(losses.slot_losses(rows, few, places), exact)
+    assert len(seen) == 30  # every other token in its turn
+
+
 def test_decaying_weights_fall_by_gamma():
     weights = losses.decaying_weights(torch.zeros(2, 5), gamma=4.0)
     torch.testing.assert_close(weights[1, 4], torch.tensor(np.exp(-1.0), dtype=torch.float32))
@@ -266,7 +284,8 @@ def test_smoke_run_writes_a_drafter_and_goes_on(tmp_path, monkeypatch, capsys):
         f"--out {tmp_path}/draft --resume {tmp_path}/run.safetensors "
         "--answers 4 --answer-tokens 30 --held-out 2 "
         "--layers 2 --intermediate 32 --heads 2 --kv-heads 1 --head-dim 16 --taps 0 2 --block 4 "
-        "--mask-token 3 --row-tokens 64 --num-rows 2 --num-anchors 8 --device cpu --steps"
+        "--mask-token 3 --row-tokens 64 --num-rows 2 --num-anchors 8 --device cpu "
+        "--other-tokens 40 --steps"
     )
     for num_steps in ("4", "6"):
         monkeypatch.setattr("sys.argv", [*command.split(), num_steps])

@@ -1,8 +1,6 @@
 """Answers to train on: what is asked, and that they are the model's own tokens."""
 
-import argparse
-import io
-import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,13 +8,14 @@ import torch
 
 from luceasync.bench.edits import MODULES, functions
 from tests import tiny
+from training.draft.lanes import Lanes
 from training.draft.target import FrozenTarget
-from training.write_answers import functions_of, library, questions_of, write
+from training.write_answers import library, questions_of, read
 
 SOURCE = '''
 class Shelf:
     def put(self, book):
-        """Add a book."""
+        """Add a book to the shelf."""
         if book in self.books:
             raise ValueError(book)
         self.books.append(book)
@@ -29,11 +28,14 @@ class Shelf:
 def test_functions_and_methods_of_moderate_length_are_asked_about(tmp_path):
     (tmp_path / "shelf.py").write_text(SOURCE)
     (tmp_path / "old.py").write_text("print 'no Python 3'")
-    [(source, name)] = functions_of(sorted(tmp_path.glob("*.py")))
+    [(source, name)], purposes = read(sorted(tmp_path.glob("*.py")))
     assert name == "put" and source.startswith('def put(self, book):\n    """Add')
-    questions = questions_of([(source, name)] * 30, seed=1)
-    assert questions == questions_of([(source, name)] * 30, seed=1)
-    assert all(source in question for question in questions) and len({*questions}) > 5
+    assert purposes == [("function", "put", "Add a book to the shelf.")]
+    questions = questions_of([(source, name)] * 30, purposes * 30, seed=1)
+    assert questions == questions_of([(source, name)] * 30, purposes * 30, seed=1)
+    about = [source in question for question in questions]
+    assert all("Add a book to the shelf." in question for question in questions)
+    assert 0.35 < sum(about[:60]) / 60 < 0.65 and len({*questions}) > 10
 
 
 def test_what_benchmarks_ask_about_is_left_out():
@@ -41,28 +43,33 @@ def test_what_benchmarks_ask_about_is_left_out():
     assert len(paths) > 300 and not {*MODULES} & {
         path.stem for path in paths if path.parent.name == "lib"
     }
-    sources = {source for source, _ in functions_of(paths[:40])}
+    sources = {source for source, _ in read(paths[:40])[0]}
     assert not sources & {source.rstrip() for source, _, _ in functions(20)}
 
 
-@pytest.mark.slow
-async def test_answers_are_what_the_model_says(tmp_path: Path):
+def test_answers_are_what_the_model_says_whatever_lanes_they_share(tmp_path: Path):
     folder = tiny.save(tiny.build("qwen3"), tmp_path)
-    args = argparse.Namespace(
-        model=folder,
-        dtype="fp32",
-        device="cpu",
-        parallel=2,
-        row_tokens=64,
-        answer_tokens=8,
-        seconds=60,
-    )
-    out, prompts = io.StringIO(), [[5, 6, 7, 8], [9, 10, 11], [40, 41]]
-    await write(args, prompts, out)
-    lines = sorted(map(json.loads, out.getvalue().splitlines()), key=lambda line: -line["begin"])
     target = FrozenTarget(folder, torch.float32, torch.device("cpu"))
-    for line, prompt in zip(lines, prompts, strict=True):
-        ids, begin = line["ids"], line["begin"]
-        assert ids[:begin] == prompt and 1 <= len(ids) - begin <= 8
-        _, rows = target.run(torch.tensor([ids]), ())
-        assert target.choices(rows)[0, begin - 1 : -1].tolist() == ids[begin:]
+    rng = random.Random(3)
+    prompts = [rng.choices(range(4, 500), k=rng.randint(3, 70)) for _ in range(9)]
+    answered = [*Lanes(target, 3, 80).answers(iter(prompts), max_tokens=20, seconds=60)]
+    assert sorted(prompt for prompt, _ in answered) == sorted(prompts)
+    for prompt, ids in answered:
+        assert 1 <= len(ids) <= min(20, 80 - len(prompt))
+        _, rows = target.run(torch.tensor([[*prompt, *ids]]), ())
+        assert target.choices(rows)[0, len(prompt) - 1 : -1].tolist() == ids
+
+
+def test_what_is_under_way_when_time_is_up_is_kept(tmp_path: Path):
+    folder = tiny.save(tiny.build("qwen3"), tmp_path)
+    target = FrozenTarget(folder, torch.float32, torch.device("cpu"))
+    prompts = ([5, 6, 7 + i] for i in range(1000))
+    answered = [*Lanes(target, 2, 600).answers(prompts, max_tokens=500, seconds=0)]
+    assert [len(ids) > 10 for _, ids in answered] == [True, True]
+
+
+def test_a_target_with_other_layers_than_attention_is_refused(tmp_path: Path):
+    folder = tiny.save(tiny.build("qwen3_5"), tmp_path)
+    target = FrozenTarget(folder, torch.float32, torch.device("cpu"))
+    with pytest.raises(SystemExit, match=r"--model: layers of attention alone.* DeltaSpec"):
+        Lanes(target, 2, 64)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.draft.losses import slot_losses
+from training.draft.losses import right_slots
 from training.draft.network import Drafter
 from training.draft.store import Batch, FeatureStore
 from training.draft.target import FrozenTarget
@@ -61,7 +61,7 @@ def _all_anchors(
     parts = []
     for anchors in places.split(num_anchors):
         batch = store.batch(begins, anchors.expand(len(begins), -1).contiguous())
-        _, matched = slot_losses(draft(drafter, target, batch), target.head, batch.blocks)
+        matched = right_slots(draft(drafter, target, batch), target.head, batch.blocks)
         parts.append((matched, batch.counted))
     matched, counted = (torch.cat(part, 1) for part in zip(*parts, strict=True))
     return matched, counted & inside[..., None], inside

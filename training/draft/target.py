@@ -107,7 +107,7 @@ class FrozenTarget:
         place = WeightPlacement(TorchOps(), device, dtype)
         with files.weights.open() as stored:
             reader = TensorReader(PlainSource(stored, place), self.spec, place)
-            self._layers = [
+            self.layers = [
                 _over_sequences(reader.layer(i), mixer) for i, mixer in enumerate(self.spec.mixers)
             ]
             ends = read_ends(reader, is_first=True, is_last=True)
@@ -127,7 +127,7 @@ class FrozenTarget:
         x = F.embedding(tokens, self.embedding)
         nothing = x.new_empty(0)
         tapped: dict[int, Tensor] = {}
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self.layers):
             x = layer.forward(x, (nothing, nothing), rows)
             if i in taps:
                 tapped[i] = x

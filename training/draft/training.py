@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,8 +34,9 @@ class Recipe:
     """How to train: for `seconds`, or for `steps` if given.
 
     A step takes `num_anchors` anchors from each of `num_rows` rows. `short_share` of the blocks are
-    shorter than the drafter's, as under load. If the store cannot hold all texts, they are replaced
-    every `refill_steps`.
+    shorter than the drafter's, as under load. Slots are scored among the tokens of answers and
+    `other_tokens` others, or in all of the vocabulary if that is 0. If the store cannot hold all
+    texts, they are replaced every `refill_steps`.
     """
 
     seconds: float = 300.0
@@ -42,6 +44,7 @@ class Recipe:
     num_rows: int = 128
     num_anchors: int = 64
     short_share: float = 0.5
+    other_tokens: int = 0
     peak_lr: float = 2.5e-3
     optimizer: str = "muon"
     loss: str = "dynamic"
@@ -94,6 +97,7 @@ class Run:
         """Train on `texts` through `store`. Returns the final score on `asked`."""
         recipe = self._recipe
         generator = torch.Generator(store.device).manual_seed(recipe.seed + self._step)
+        choices = self._choices(texts) if recipe.other_tokens else None
         cursor, first = 0, self._step
         started, saved = time.monotonic(), time.monotonic()
         before_s = self._elapsed_s
@@ -101,7 +105,10 @@ class Run:
             if self._step == first or (self._step - first) % recipe.refill_steps == 0:
                 cursor = self._refill(store, texts, cursor)
             batch = store.draw(recipe.num_rows, recipe.num_anchors, recipe.short_share, generator)
-            loss = self._learn(batch, progress)
+            head, blocks = self._target.head, batch.blocks
+            if choices is not None:
+                head, blocks = choices.draw(blocks, generator)
+            loss = self._learn(batch, head, blocks, progress)
             self._step += 1
             if self._step - first <= NUM_COMPILING_STEPS:
                 print(f"step {self._step} loss {loss.item():.4f}", flush=True)
@@ -165,8 +172,16 @@ class Run:
         )
         return (cursor + count) % len(texts)
 
-    def _learn(self, batch: Batch, progress: float) -> Tensor:
-        """Run one step and return its loss, still on the device."""
+    def _choices(self, texts: Sequence[Text]) -> losses.Choices:
+        known = np.unique(np.concatenate([text.ids[text.said] for text in texts]))
+        head = self._target.head
+        places = torch.from_numpy(known.astype(np.int64)).to(head.device)
+        return losses.Choices(head, places, self._recipe.other_tokens)
+
+    def _learn(self, batch: Batch, head: Tensor, blocks: Tensor, progress: float) -> Tensor:
+        """Run one step and return its loss, still on the device. `blocks` are the batch's, as
+        places in `head`.
+        """
         recipe, drafter, target = self._recipe, self._drafter, self._target
         rate = learning_rate(recipe, self._step, progress)
         for optimizer in self._optimizers:
@@ -174,7 +189,7 @@ class Run:
                 group["lr"] = rate
             optimizer.zero_grad()
         rows = draft(drafter, target, batch)
-        slots, _ = self._slot_losses(rows, target.head, batch.blocks)
+        slots = self._slot_losses(rows, head, blocks)
         weights = losses.slot_weights(recipe.loss, slots, batch.counted, recipe.gamma)
         loss = losses.weighted_mean(slots, weights, batch.counted)
         loss.backward()
