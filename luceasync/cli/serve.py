@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 MAX_WAITING_LINES = 10_000  # further ones are dropped
 CLOSE_TIMEOUT_S = 1.0
+GATHER_S = 0.02  # log lines of this time are written at once
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,9 @@ def check_serve(config: Config) -> ModelFiles:
 
 class BackgroundLogHandler(logging.Handler):
     """Writes log lines to `out` in a thread: a suspended terminal, or a pipe that is not read, must
-    not block the event loop, which logs a line per request. `close` waits for the remaining lines,
-    but only briefly.
+    not block the event loop, which logs a line per request. Lines are gathered for GATHER_S, so
+    that the thread does not take the interpreter at the end of every request. `close` waits for the
+    remaining lines, but only briefly.
     """
 
     def __init__(self, out: TextIO, max_waiting: int = MAX_WAITING_LINES) -> None:
@@ -118,6 +120,7 @@ class BackgroundLogHandler(logging.Handler):
         self.setFormatter(logging.Formatter(LOG_FORMAT))
         self._out = out
         self._lines: queue.Queue[str | None] = queue.Queue(max_waiting)
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
         self._thread.start()
 
@@ -128,6 +131,7 @@ class BackgroundLogHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
+        self._is_closing.set()
         self._put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
         super().close()
@@ -139,9 +143,13 @@ class BackgroundLogHandler(logging.Handler):
             return
 
     def _write_lines(self) -> None:
-        while (line := self._lines.get()) is not None:
+        lines: list[str | None] = []
+        while None not in lines:
+            lines = [self._lines.get()]
+            self._is_closing.wait(GATHER_S)
+            lines += [self._lines.get() for _ in range(self._lines.qsize())]
             try:
-                self._out.write(line + "\n")
+                self._out.write("".join(f"{line}\n" for line in lines if line is not None))
                 self._out.flush()
             except (OSError, ValueError):  # the reader has closed the pipe
                 return
