@@ -143,9 +143,14 @@ class History:
         sequence = _Sequence(array("i", prompt_ids) + array("i", generated_ids))
         if len(sequence.ids) > self._max_tokens_held:
             return
+        control, texts = self._tokenizer.control, list[bytes]()
         for generated in (generated_ids[:-1], generated_ids):
             num_generated = self._num_spelling(generated)
-            spelled = prompt + _spell(self._tokenizer, generated[:num_generated])
+            if texts and num_generated and control.is_control(generated[-1]):
+                texts.append(texts[0] + self._tokenizer.spell(generated[-1:]))  # by itself
+            else:
+                texts.append(_spell(self._tokenizer, generated[:num_generated]))
+            spelled = prompt + texts[-1]
             if spelled and _is_text(spelled):
                 key = _Key(len(spelled), blake2b(spelled, digest_size=_DIGEST_BYTES).digest())
                 num_ids = len(prompt_ids) + num_generated
