@@ -5,6 +5,7 @@ Knows which text of a prompt is worth indexing, but not lanes or how proposals a
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from array import array
@@ -22,6 +23,8 @@ MIN_LINES = 3
 MAX_CHARS = 1 << 16  # of numbered text in one prompt; the last characters count
 MAX_CHARS_HELD = 1 << 21  # of texts whose tokens are remembered
 LATE_TOKENS = 8192  # longer prompts are indexed while they are restored or run
+
+logger = logging.getLogger(__name__)
 
 
 def unnumbered(text: str, max_chars: int = MAX_CHARS) -> list[str]:
@@ -62,15 +65,16 @@ def _joined(run: list[tuple[str, str]]) -> str:
 class ComingIndex:
     """The index of one choice, which may still be in the making."""
 
-    _coming: Future[list[CopyIndex]]
+    _coming: Future[list[CopyIndex] | None]
     _number: int
 
     @property
     def found(self) -> CopyIndex | None:
-        """The index; None: nothing can be copied yet. Raises what making it has raised."""
+        """The index; None: nothing can be copied, or not yet."""
         if not self._coming.done() or self._coming.cancelled():
             return None
-        return self._coming.result()[self._number]
+        made = self._coming.result()
+        return None if made is None else made[self._number]
 
 
 class PromptCopies:
@@ -87,14 +91,20 @@ class PromptCopies:
         self._known: OrderedDict[tuple[bytes, str], array[int]] = OrderedDict()
         self._num_chars = 0
         self._late = ThreadPoolExecutor(1, "index-copies")
+        self._num_failed = 0
+
+    @property
+    def num_failed(self) -> int:
+        """Prompts without an index, because making it raised."""
+        return self._num_failed
 
     def coming(
         self, prompt: RenderedPrompt, stop_ids: frozenset[int], num_choices: int
     ) -> list[ComingIndex]:
         """An index for each choice, made in a thread if the prompt is long: no first token waits
-        for it. See `index`."""
+        for it. What making it raises is logged; the choices then do without. See `index`."""
         make = partial(self._indexes, prompt, stop_ids, num_choices)
-        coming: Future[list[CopyIndex]]
+        coming: Future[list[CopyIndex] | None]
         if len(prompt.ids) > LATE_TOKENS:
             coming = self._late.submit(make)
         else:
@@ -108,9 +118,16 @@ class PromptCopies:
 
     def _indexes(
         self, prompt: RenderedPrompt, stop_ids: frozenset[int], num_choices: int
-    ) -> list[CopyIndex]:
-        first = self.index(prompt, stop_ids)
-        return [first, *(first.copy() for _ in range(num_choices - 1))]
+    ) -> list[CopyIndex] | None:
+        try:
+            first = self.index(prompt, stop_ids)
+            return [first, *(first.copy() for _ in range(num_choices - 1))]
+        except Exception as error:  # the answer is the same without, and only slower
+            with self._lock:
+                self._num_failed += 1
+            size = len(prompt.ids)
+            logger.error("A prompt of %d tokens is not indexed for lookup: %r", size, error)
+            return None
 
     def index(self, prompt: RenderedPrompt, stop_ids: frozenset[int]) -> CopyIndex:
         """An index of the prompt's tokens, and of text in it that has line numbers, without these.

@@ -193,7 +193,7 @@ class LocalEngine:
             decoded_tokens_total=pump.steps.num_decoded_total if pump else 0,
             decode_steps_total=pump.steps.num_steps_total if pump else 0,
             cache=self._cache_status(pump) if pump else None,
-            speculation=pump.steps.decoding.status if pump else None,
+            speculation=self._speculation_status(pump) if pump else None,
             residence=pump.lanes.paging.status if pump else None,
             experts=pump.steps.experts if pump else None,
             has_failed=self._availability.is_interrupted,

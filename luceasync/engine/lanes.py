@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -15,6 +16,17 @@ from luceasync.engine.sequence import Generation
 from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.request import Speculation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PromptSave:
+    """The lane of `generation` holds its prompt's first `end` tokens; `logits`: those after the
+    last one. `is_late`: decode steps change none of this."""
+
+    generation: Generation
+    end: int
+    logits: Tensor | None
+    is_late: bool
 
 
 class LaneContents:
@@ -26,7 +38,7 @@ class LaneContents:
         self.prefixes = prefixes
         self.paging = paging
         self._free = free
-        self._saves: deque[tuple[Generation, int, Tensor | None]] = deque()
+        self._saves: deque[_PromptSave] = deque()
         self._ended: deque[tuple[Generation, bool]] = deque()  # and whether to save it
         self.is_delivered = False  # the client has received the tokens of everything deferred
 
@@ -49,9 +61,22 @@ class LaneContents:
 
     # --- deferred ------------------------------------------------------------------------------
 
-    def save_later(self, generation: Generation, end: int, logits: Tensor | None) -> None:
-        """Its lane holds the prompt's first `end` tokens; `logits`: those after the last one."""
-        self._saves.append((generation, end, logits))
+    @property
+    def is_urgent(self) -> bool:
+        """Whether something deferred must be done before the next step."""
+        return bool(self._ended) or not all(save.is_late for save in self._saves)
+
+    def may_save_late(self, generation: Generation) -> bool:
+        """Whether its prompt can be saved as well after a few decode steps."""
+        is_whole = self.paging.residence(generation.on_lane) is None
+        return is_whole and self.prefixes.can_save_late(generation.lease)
+
+    def save_later(
+        self, generation: Generation, end: int, logits: Tensor | None, *, is_late: bool = False
+    ) -> None:
+        """Its lane holds the prompt's first `end` tokens; `logits`: those after the last one.
+        `is_late`: the save may wait while decode steps run; `logits` is on the host then."""
+        self._saves.append(_PromptSave(generation, end, logits, is_late))
 
     def release_later(self, generation: Generation) -> None:
         """The generation has ended; its lane is free once it has been saved."""
@@ -70,11 +95,16 @@ class LaneContents:
         """Save what is deferred, and free the lanes of ended generations. A save that raises is not
         retried by the next call."""
         self.is_delivered = False
-        while self._saves:
-            generation, end, logits = self._saves.popleft()
-            self.prefixes.save_prompt(generation.lease, generation.on_lane, end, logits)
+        self.save_deferred()
         while self._ended:
             self._leave(*self._ended.popleft())
+
+    def save_deferred(self) -> None:
+        """Save the prompts that are deferred. A save that raises is not retried."""
+        while self._saves:
+            save = self._saves.popleft()
+            generation = save.generation
+            self.prefixes.save_prompt(generation.lease, generation.on_lane, save.end, save.logits)
 
     def _leave(self, generation: Generation, is_saved: bool) -> None:
         lane, lease = generation.on_lane, generation.lease

@@ -131,6 +131,11 @@ class ChoicePreparation:
         self._guidance = Guidance(language)
         self._chats = ThreadPoolExecutor(CHAT_THREADS, "prepare-chat")
 
+    @property
+    def num_unindexed(self) -> int:
+        """Prompts that could not be indexed, so that nothing is copied from them."""
+        return 0 if self._copies is None else self._copies.num_failed
+
     async def rendered(self, request: Request) -> RenderedPrompt:
         """Render the prompt. Raises RequestError."""
         return await self._in_thread(request, partial(self._prompts.render, request))

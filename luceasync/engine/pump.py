@@ -19,7 +19,6 @@ from luceasync.engine.admission import Capacity
 from luceasync.engine.decoding import LaneDecoding
 from luceasync.engine.lanes import LaneContents
 from luceasync.engine.prepare import PreparedChoice
-from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.scheduler import Scheduler, StepKind
 from luceasync.engine.sequence import Generation
 from luceasync.engine.steps import Steps, begin_answer
@@ -82,6 +81,7 @@ class Pump:
         self.steps = Steps(target, decoding, chunk_tokens=chunk_tokens, synchronize=synchronize)
         self._num_completed = Counter[StepKind]()
         self._is_lane_awaited = False  # a lane is taken from its choice after the next step
+        self._empty_lane: int | None = None  # a free lane that need not be emptied again
         self._at_hand: list[Generation] = []  # these fail if the work in progress on them raises
         self.doing: During = "between"  # now, or when the last step failed
 
@@ -193,6 +193,7 @@ class Pump:
 
     def begin_again(self) -> None:
         """Reset every lane to its initial state. Raises what a reset raises."""
+        self._empty_lane = None
         for lane in range(self._num_lanes):
             self.steps.empty(lane)
 
@@ -208,7 +209,8 @@ class Pump:
         """Give free lanes to waiting choices, then run the next step. Returns what is to be
         delivered now; the tokens of a decode step may be held back and passed to `deliver` while a
         device works on the next one. `deliver` None: nothing is held back."""
-        self.lanes.release_deferred()
+        if self.lanes.is_urgent or not self._may_save_late(deliver):
+            self.lanes.release_deferred()
         self.lanes.prefixes.hand_over()
         if self.scheduler.waiting:
             self._preempt()
@@ -218,6 +220,8 @@ class Pump:
             self._end_restores(restoring)
             _, prefilling, decoding = self.scheduler.partition()
         step = self.scheduler.next_step(len(prefilling), len(decoding))
+        if step != "decode":
+            self.lanes.save_deferred()
         is_held_back = step == "decode" and self._runs_async and deliver is not None
         if self._outbox and not is_held_back:
             return self._outbox.take()
@@ -226,11 +230,11 @@ class Pump:
             return []
         self.doing, begin = step, time.perf_counter()
         if step == "prefill":
-            self._prefill(self.scheduler.next_prefill(prefilling))
+            self._prefill(self.scheduler.next_prefill(prefilling), deliver)
         else:
-            meanwhile = nothing if deliver is None else lambda: deliver(self._outbox.take())
             alone = not prefilling and not self._is_lane_awaited
-            self.steps.decode(decoding, alone=alone, meanwhile=meanwhile)
+            self.steps.decode(decoding, alone=alone, meanwhile=lambda: self._meanwhile(deliver))
+            self.lanes.save_deferred()
             self._is_lane_awaited = False
             ended = (g for g in self.scheduler.running if g.has_ended)  # unread ones too
             self._advanced(dict.fromkeys([*decoding, *ended]))
@@ -241,13 +245,26 @@ class Pump:
         self.doing = "between"
         return emitted
 
-    def _prefill(self, generation: Generation) -> None:
+    def _may_save_late(self, deliver: Deliver | None) -> bool:
+        """Whether prompts may be saved while the device works on the next decode step: none that
+        waits could use them."""
+        return self._runs_async and deliver is not None and not self.scheduler.waiting
+
+    def _meanwhile(self, deliver: Deliver | None) -> None:
+        """The device works on a step, and the host would wait."""
+        if deliver is not None:
+            deliver(self._outbox.take())
+            self.lanes.save_deferred()
+
+    def _prefill(self, generation: Generation, deliver: Deliver | None) -> None:
+        is_late = self._may_save_late(deliver) and self.lanes.may_save_late(generation)
+
         def queued(end: int, logits: Tensor | None) -> None:
-            self.lanes.save_later(generation, end, logits)
-            if logits is not None and self._runs_async:
+            self.lanes.save_later(generation, end, logits, is_late=is_late and logits is not None)
+            if logits is not None and self._runs_async and not is_late:
                 self.lanes.release_deferred()  # costs nothing while the device computes
 
-        if self.steps.prefill(generation, queued):
+        if self.steps.prefill(generation, queued, fetches=is_late):
             self._advanced([generation])
         if generation.num_prefilled == generation.lease.num_prompt_tokens:
             begin, end = generation.num_cached, generation.num_prefilled
@@ -277,7 +294,8 @@ class Pump:
                     break
                 if self._can_start(generation):
                     self._at_hand = [generation]
-                    self.steps.empty(lane)
+                    self._empty(lane)
+                    self._empty_lane = None
                     self.lanes.start(generation, lane)
                     self.scheduler.assign(generation, lane)
                     self._at_hand = []
@@ -298,8 +316,17 @@ class Pump:
                     begin_answer(generation, generation.lease.logits)
                     self._advanced([generation])
 
+    def _empty(self, lane: int) -> None:
+        """Empty a free lane for the next choice."""
+        if lane != self._empty_lane:
+            self.steps.empty(lane)
+            self._empty_lane = lane
+
     def _rest(self) -> None:
-        """There is nothing to do now, and there was nothing at the last step."""
+        """There is nothing to do now; perhaps there was nothing at the last step either."""
+        lane = self.scheduler.first_free_lane
+        if self._runs_async and lane is not None:
+            self._empty(lane)  # so that the next request need not wait for it
         if self._was_idle:
             self._quiet.set()
         self._was_idle = not self.scheduler.waiting and not self.scheduler.running

@@ -10,13 +10,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
-from luceasync.engine.decoding import LaneDecoding, choose_next
+from luceasync.engine.decoding import LaneDecoding, choose_next, takes_best
 from luceasync.engine.sampling.choose import TIE_MARGIN, RankedRows
 from luceasync.engine.sequence import Generation
 from luceasync.errors import LaneMemoryExhausted
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.transfer import HostCopy
 from luceasync.prefix_cache.lease import chunk_end
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits, RankRequest
@@ -64,13 +66,20 @@ class Steps:
         self._target.reset(lane)
         self.decoding.start(lane)
 
-    def prefill(self, generation: Generation, queued: Callable[[int, Tensor | None], None]) -> bool:
+    def prefill(
+        self,
+        generation: Generation,
+        queued: Callable[[int, Tensor | None], None],
+        *,
+        fetches: bool = False,
+    ) -> bool:
         """Run one chunk of a prompt. Returns whether there is something to deliver: the first
         token, which the last chunk yields, an end, or log-probabilities of the chunk.
 
         `queued(end, logits)` is called when the pass is queued, before the host waits for
         `logits`: the lane then holds the prompt's first `end` tokens. `logits` float32 [vocab], of
-        the last chunk alone.
+        the last chunk alone. `fetches`: it is called with them on the host, where the best token is
+        found too, while a drafter may still take up the prompt.
         """
         prompt = generation.to_prefill
         begin = generation.num_prefilled
@@ -89,15 +98,21 @@ class Steps:
         except LaneMemoryExhausted as error:
             generation.end("error", str(error), "kv_host_memory")
             return True
+        coming = HostCopy(logits) if fetches and logits is not None else None
         self.decoding.prefilled(lane, begin, end - begin)
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
         if scores:
             score(generation, begin, end, self._target.logits_after(end - begin))
-        queued(end, logits)
-        if logits is not None:
-            # The host needs the logits next, and the device's time counts as prefill.
-            self._synchronize()
+        if coming is not None:
+            here = torch.from_numpy(coming.fetch())
+            queued(end, here)
+            logits = here if takes_best(generation) else logits
+        else:
+            queued(end, logits)
+            if logits is not None:
+                # The host needs the logits next, and the device's time counts as prefill.
+                self._synchronize()
         generation.prefill_s += time.perf_counter() - started
         if logits is not None:
             begin_answer(generation, logits)

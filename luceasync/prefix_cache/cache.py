@@ -47,6 +47,9 @@ from luceasync.status import CacheStatus
 
 log = logging.getLogger(__name__)
 
+# More than two rounds of speculation, of which one is queued while the other is read, can add.
+LATE_TOKENS = 512
+
 
 class PrefixCache:
     """The prefix cache of one model. Synchronous; engine thread only."""
@@ -208,6 +211,14 @@ class PrefixCache:
         return True
 
     # --- save, while it runs and at its end ------------------------------------------------------
+
+    def can_save_late(self, lease: Lease) -> bool:
+        """Whether `save_prompt` of the whole prompt saves the same after a few steps more: rows of
+        keys and values stay, but a state of the end does not, and a drafter's oldest features are
+        overwritten by new ones."""
+        reach = self._memory.num_feature_tokens
+        has_features = not reach or lease.num_prompt_tokens + LATE_TOKENS <= reach
+        return not self._recurrent and has_features
 
     def save_prompt(self, lease: Lease, lane: int, end: int, logits: Tensor | None) -> None:
         """Save what is planned of a prompt of which the lane holds the first `end` tokens;
