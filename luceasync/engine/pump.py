@@ -207,8 +207,8 @@ class Pump:
 
     def step(self, deliver: Deliver | None = None) -> list[Emitted]:
         """Give free lanes to waiting choices, then run the next step. Returns what is to be
-        delivered now; the tokens of a decode step may be held back and passed to `deliver` while a
-        device works on the next one. `deliver` None: nothing is held back."""
+        delivered now; the tokens of a step may be held back and passed to `deliver` while a device
+        works on the decode step that follows. `deliver` None: nothing is held back."""
         if self.lanes.is_urgent or not self._may_save_late(deliver):
             self.lanes.release_deferred()
         self.lanes.prefixes.hand_over()
@@ -240,6 +240,8 @@ class Pump:
             self._advanced(dict.fromkeys([*decoding, *ended]))
         seconds = time.perf_counter() - begin
         self.scheduler.account(step, seconds, both=bool(prefilling and decoding))
+        if step == "prefill":
+            is_held_back = len(prefilling) == 1 and self._may_save_late(deliver)
         emitted = [] if is_held_back and not self._outbox.has_end else self._outbox.take()
         self._num_completed[step] += 1
         self.doing = "between"
