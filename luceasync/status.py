@@ -170,6 +170,7 @@ class SpeculationStatus:
     """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
     of the draft's block were accepted; seconds by part of a round. `off_reason` states why a
     drafter proposes nothing, for all requests. `drafters` are the rounds of each drafter, by name.
+    `unindexed_total` prompts could not be indexed for lookup, because of a fault.
     """
 
     rounds_total: int = 0
@@ -180,6 +181,7 @@ class SpeculationStatus:
     host_s_total: float = 0.0
     off_reason: str | None = None
     drafters: Mapping[str, DrafterStatus] = field(default_factory=dict)
+    unindexed_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

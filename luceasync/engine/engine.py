@@ -40,6 +40,7 @@ from luceasync.status import (
     EngineDetails,
     EngineStatus,
     LaneStatus,
+    SpeculationStatus,
     WaitingStatus,
     conversation_label,
 )
@@ -205,6 +206,10 @@ class LocalEngine:
     def _cache_status(self, pump: Pump) -> CacheStatus:
         status = pump.lanes.prefixes.status
         return status if self._directory is None else self._directory.described(status)
+
+    def _speculation_status(self, pump: Pump) -> SpeculationStatus | None:
+        status = pump.steps.decoding.status
+        return status and replace(status, unindexed_total=self._preparing.num_unindexed)
 
     def check_ready(self) -> None:
         if not self._availability.is_ready:

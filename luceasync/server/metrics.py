@@ -202,6 +202,8 @@ def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
         "host": status.host_s_total,
     }
     yield _counters(f"{SPECULATION}_seconds", "Time by part of a round.", "part", seconds)
+    help_text = "Prompts that lookup copies nothing from, because indexing them failed."
+    yield CounterMetricFamily(f"{SPECULATION}_unindexed", help_text, value=status.unindexed_total)
     drafters = status.drafters.items()
     for name, help_text, values in (
         ("rounds", "Verify steps by drafter.", {d: of.rounds_total for d, of in drafters}),

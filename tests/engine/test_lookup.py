@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.engine.copies import PromptCopies
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.load import DecodeWith, speculate
 from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.lookup import LOOKUP
 from tests import tiny
-from tests.engine.answers import LOOP, Told, ask, ask_all, started
+from tests.engine.answers import LOOP, TEXTS, Told, ask, ask_all, started
 from tests.processes import placed
 
 pytestmark = pytest.mark.slow
@@ -122,6 +123,28 @@ async def test_nothing_is_copied_where_that_is_off(tiny_dir, draft):
         _, [finish] = await ask(engine, "hello hello hello", **LOOP)
         assert engine.status().speculation is None
     assert finish.speculation is None
+
+
+@pytest.mark.any_family
+async def test_a_prompt_that_cannot_be_indexed_is_answered_without_lookup(
+    tiny_dir, plain, monkeypatch, caplog
+):
+    """It is indexed in a thread, and asked for by the engine's; no other request is touched."""
+    index = PromptCopies.index
+
+    def faulty(copies, prompt, stop_ids):
+        if TEXTS[1] in (prompt.text or ""):
+            raise MemoryError("no room for it")
+        return index(copies, prompt, stop_ids)
+
+    monkeypatch.setattr(PromptCopies, "index", faulty)
+    monkeypatch.setattr("luceasync.engine.copies.LATE_TOKENS", 8)
+    async with started(tiny_dir, rounds_of(8)) as engine:
+        assert await ask_all(engine) == plain
+        status = engine.status().speculation
+    assert status is not None and status.unindexed_total == 1
+    [told] = [r.getMessage() for r in caplog.records if "indexed" in r.getMessage()]
+    assert "not indexed for lookup: MemoryError('no room for it')" in told
 
 
 @pytest.mark.any_family
