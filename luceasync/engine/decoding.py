@@ -246,8 +246,11 @@ class SpeculativeDecoding:
         step, self._queued = self._queued, None
         if step is None:
             return generations
+        others = [g for g in generations if g not in step.generations]
+        if len(others) == len(generations):  # it was queued for texts that have ended since
+            meanwhile = nothing  # a step for these generations is to be queued first
         self._take(step, generations, alone=alone, meanwhile=meanwhile)
-        return [g for g in generations if g not in step.generations]
+        return others
 
     def _take(
         self,
