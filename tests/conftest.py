@@ -211,6 +211,7 @@ def may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all"):
+        _leave_out_thorough(config, items)
         _leave_out(config, items)
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
@@ -227,6 +228,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def _leave_out_thorough(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases marked so of each test of which others are run."""
+    left = [item for item in items if item.get_closest_marker("thorough")]
+    others = {_name_of(item) for item in items if not item.get_closest_marker("thorough")}
+    left = [item for item in left if _name_of(item) in others]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        away = {*left}
+        items[:] = [item for item in items if item not in away]
+
+
+def _name_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

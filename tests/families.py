@@ -175,6 +175,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# One for each way that layers keep something, or take it from each other.
+OWN_WAYS = ("gemma 3", "gemma 4, 31B", "gemma 4, 26B-A4B", "gemma 4, E2B")
+OWN_WAYS += ("laguna XS", "laguna M.1", "llama 3.2", "mistral, devstral", "mistral, windows alone")
+OWN_WAYS += ("qwen2, windows above", "smollm3")
+
+
 def build(name: str) -> PreTrainedModel:
     """The model of `MODELS`, float32, with norms and biases that are not all alike, and layers that
     weigh so much beside the last token that answers do not repeat it.

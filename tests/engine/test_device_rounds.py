@@ -170,6 +170,7 @@ def heard(method, name: str, found: list[str]):
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("parallel", [3, 1])
 async def test_answers_are_those_without_a_drafter(
     tiny_dir: Path, tmp_path: Path, parallel: int, queued: list[str]
@@ -227,6 +228,7 @@ async def read_late(engine: LocalEngine) -> list[tuple[tuple[int, ...], Answer]]
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("parallel", [2, 1])
 async def test_an_answer_that_is_not_read_gets_what_has_run_already(
     tiny_dir: Path,

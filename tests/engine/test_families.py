@@ -20,17 +20,17 @@ from luceasync.request import Finish, Request, TokenPrompt
 from tests import engines, tiny
 from tests.engine.test_processes import running as arranged
 from tests.engines import written
-from tests.families import answer_of, build
+from tests.families import OWN_WAYS, answer_of, build
 
 if TYPE_CHECKING:  # else only tests that build a model pay for it
     from transformers import PreTrainedModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
-# Of tests.families: one for each way that layers keep something, or take it from each other.
-FAMILIES = ("gemma 3", "gemma 4, 31B", "gemma 4, 26B-A4B", "gemma 4, E2B")
-FAMILIES += ("laguna XS", "laguna M.1", "llama 3.2", "mistral, devstral", "mistral, windows alone")
-FAMILIES += ("qwen2, windows above", "smollm3")
+# Windows beside whole contexts and experts, keys of other layers, gates, windows alone, no window.
+# What the others add is within a shard: see tests/pipeline/test_dense_families.py.
+FEW = ("gemma 4, 26B-A4B", "gemma 4, E2B", "laguna XS", "mistral, windows alone", "llama 3.2")
+FAMILIES = [pytest.param(n, marks=[] if n in FEW else pytest.mark.thorough) for n in OWN_WAYS]
 NUM_TOKENS = 6
 
 

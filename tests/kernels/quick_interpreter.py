@@ -19,6 +19,7 @@ def hasten(patch: pytest.MonkeyPatch) -> None:
     _types_made_once(patch)
     _equal_types_are_not_converted(patch)
     _operands_that_fit_are_taken_as_they_are(patch)
+    _operations_are_called_at_once(patch)
 
 
 def _scalars_of_new_numpy(patch: pytest.MonkeyPatch) -> None:
@@ -224,3 +225,34 @@ def _operands_that_fit_are_taken_as_they_are(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(TritonSemantic, "binary_op_type_checking_impl", operands)
     patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", check_overflow)
+
+
+def _operations_are_called_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Each call of an operation passes through wrappers that copy its arguments and check that the
+    interpreter is among them, and each argument is asked for being one of four kinds of constants.
+    """
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    is_wrapper = core.builtin(lambda: None).__code__
+    unwrap = core._unwrap_if_constexpr
+    semantic = interpreter.interpreter_semantic
+
+    def patch_directly(place, name, member, builder, scope) -> None:
+        if getattr(member, "__code__", None) is is_wrapper:
+            member = member.__wrapped__
+
+        def call(*args, **named) -> Any:
+            named["_semantic"] = semantic
+            return member(*args, **named)
+
+        scope.set_attr(place, name, call)
+
+    def unwrapped(given) -> Any:
+        kind = type(given)
+        if kind is core.tensor or kind is int:
+            return given
+        return given.value if kind is core.constexpr else unwrap(given)
+
+    patch.setattr(interpreter, "_patch_attr", patch_directly)
+    patch.setattr(core, "_unwrap_if_constexpr", unwrapped)

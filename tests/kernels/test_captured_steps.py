@@ -188,7 +188,11 @@ def test_steps_run_ahead_of_windows_too(load: Load, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3"])
-@pytest.mark.parametrize("num_slots", [0, 4, 1], ids=lambda n: f"{n} slots" if n else "none")
+@pytest.mark.parametrize(
+    "num_slots",
+    [0, pytest.param(4, marks=pytest.mark.thorough), 1],
+    ids=lambda n: f"{n} slots" if n else "none",
+)
 def test_experts_are_captured_and_need_not_be_there(
     load: Load, tmp_path: Path, num_slots: int
 ) -> None:

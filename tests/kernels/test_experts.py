@@ -182,6 +182,7 @@ def layer(dtype: torch.dtype, device: torch.device, shared_size: int, dim: int =
     return Layer(*made)
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("shared_size", [0, INNER, 24], ids=["none", "alike", "other size"])
 @pytest.mark.parametrize("num_rows", [*NUM_ROWS, MAX_ROWS + 9])
 def test_a_layer_adds_what_the_torch_body_adds(num_rows, shared_size, dtype, device) -> None:

@@ -21,7 +21,7 @@ from luceasync.models.ops import TorchOps
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
 from tests import tiny
-from tests.families import MODELS, answer_of, build
+from tests.families import MODELS, OWN_WAYS, answer_of, build
 
 if TYPE_CHECKING:  # else only tests that build a model pay for it
     from transformers import PreTrainedModel
@@ -40,6 +40,14 @@ DRAFTS = [
     ((ROOT, 0, 0, 1), [0, 1, 3]),
     ((ROOT, 0, 0, 0), [0, 3]),
 ]
+
+
+# Of what layers keep, families that keep it alike prove the same.
+own_ways = pytest.mark.parametrize(
+    "peer",
+    [pytest.param(name, marks=[] if name in OWN_WAYS else pytest.mark.thorough) for name in MODELS],
+    indirect=True,
+)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -99,7 +107,7 @@ def greedy(backend: LayerSplitBackend, prompts: dict[int, list[int]], num_tokens
 def test_logits_are_the_peers_for_every_chunking(make_backend, model_dir: Path, expected: Tensor):
     backend = make_backend(model_dir)
     for chunk in (1, 7, 63, 64, 65, NUM_PROMPT):
-        num_tokens = min(NUM_PROMPT, 30 * chunk)  # more than most windows
+        num_tokens = min(NUM_PROMPT, 30 + 5 * chunk)  # more than most windows
         ends = [min(at + chunk, num_tokens) - 1 for at in range(0, num_tokens, chunk)]
         logits = prefilled(backend, 0, PROMPT[:num_tokens], chunk)
         torch.testing.assert_close(logits, expected[ends], rtol=0, atol=1e-4)
@@ -117,12 +125,14 @@ def test_greedy_tokens_are_the_peers_on_any_split(
     assert greedy(backend, {2: PROMPT}, NUM_ANSWER) == {2: tokens}
 
 
+@own_ways
 def test_lanes_that_step_together_are_each_as_alone(make_backend, model_dir: Path):
     backend = make_backend(model_dir)
     alone = {lane: greedy(backend, {lane: ids}, 5)[lane] for lane, ids in PROMPTS.items()}
     assert greedy(backend, PROMPTS, 5) == alone
 
 
+@own_ways
 @pytest.mark.slow
 def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, expected: Tensor):
     backend = make_backend(model_dir, num_shards=most_shards(model_dir, 2), verify_rows=(4,))
@@ -145,6 +155,7 @@ def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, ex
     assert spoken == tokens[: len(spoken)]
 
 
+@own_ways
 @pytest.mark.slow
 def test_spans_of_any_length_go_on_in_another_lane_and_under_another_split(
     make_backend, peer: PreTrainedModel, model_dir: Path
@@ -173,6 +184,7 @@ def test_spans_of_any_length_go_on_in_another_lane_and_under_another_split(
                 torch.testing.assert_close(logits, expected[at], rtol=0, atol=1e-4)
 
 
+@own_ways
 @pytest.mark.slow
 def test_a_prompt_that_exceeds_its_pool_is_what_it_is_without(
     make_backend, peer: PreTrainedModel, model_dir: Path
