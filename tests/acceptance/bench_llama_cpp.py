@@ -1,6 +1,7 @@
 """Decode and prompts beside llama.cpp on one GPU, from one file of random weights in Q4_K_M.
 
 python -m tests.acceptance.bench_llama_cpp --llama-bench PATH [--shape qwen3-4b] [--slots 25,64]
+    [--rounds 3] [--limit-s 120]
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.gguf.blocks import random_blocks
 from tests.gguf.tiny_files import save_tokenizer
 from tests.tiny import CHATML
 
-STEPS, ROUNDS = 64, 5
+STEPS = 64
 SCALES = {"Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 1e-5, "Q8_0": 2e-4}
 PEER_LIMIT_S = 240
 Tensors = Iterator[tuple[str, tuple[int, ...], str]]
@@ -197,7 +198,12 @@ def _add_tokenizer(writer: gguf.GGUFWriter, arch: str, num_vocab: int, folder: P
 
 
 def ours(
-    path: Path, device: str, context: int, prompts: Sequence[int], num_slots: int | None
+    path: Path,
+    device: str,
+    context: int,
+    prompts: Sequence[int],
+    num_slots: int | None,
+    num_rounds: int,
 ) -> dict[str, float]:
     """Tokens a second, by what is run, as `theirs` has them. `num_slots`: of each layer's experts;
     None: all are on the device.
@@ -225,14 +231,14 @@ def ours(
     print(f"{path.stat().st_size / 1e9:.2f} GB loaded in {took:.1f} s", flush=True)
     found: dict[str, float] = {}
     try:
-        for count in prompts:
-            ids = random_prompt(count)
-            runs = [at_rest(partial(prefill, backend, 0, ids)) for _ in range(ROUNDS + 1)]
-            found[f"prompt of {count}"] = count / median(runs[1:])
         prefill(backend, 0, random_prompt(context))
         steps = partial(decode, backend, context, random_prompt(context + STEPS)[context:])
-        runs = [at_rest(steps) for _ in range(ROUNDS + 1)]
+        runs = [at_rest(steps) for _ in range(num_rounds + 1)]
         found[f"decode at {context}"] = STEPS / median(runs[1:])
+        for count in prompts:
+            ids = random_prompt(count)
+            runs = [at_rest(partial(prefill, backend, 0, ids)) for _ in range(num_rounds + 1)]
+            found[f"prompt of {count}"] = count / median(runs[1:])
     finally:
         backend.close()
     del backend, steps, runs
@@ -249,10 +255,15 @@ def decode(backend: LayerSplitBackend, position: int, tokens: Sequence[int]) -> 
 
 
 def theirs(
-    program: Path, path: Path, context: int, prompts: Sequence[int], num_cpu_layers: int
+    program: Path,
+    path: Path,
+    context: int,
+    prompts: Sequence[int],
+    num_cpu_layers: int,
+    num_rounds: int,
 ) -> dict[str, float]:
     """Tokens a second, by what is run. Raises subprocess.SubprocessError."""
-    command = [program, "-m", path, "-ngl", 999, "-o", "json", "-r", ROUNDS, "-ub", 2048]
+    command = [program, "-m", path, "-ngl", 999, "-o", "json", "-r", num_rounds, "-ub", 2048]
     command += ["-fa", "on", "-n", STEPS, "-d", context, "-p", 0]
     command += ["--n-cpu-moe", num_cpu_layers] if num_cpu_layers else []
     found = {f"decode at {context}": _rates(command)[0]["avg_ts"]}
@@ -288,31 +299,41 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-4b")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--prompts", default="512,8192")
+    parser.add_argument("--prompts", default="8192,512")
     parser.add_argument(
         "--slots",
         default="",
         help="experts of each layer on the device, beside --n-cpu-moe with no fewer bytes there",
     )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--limit-s", type=float, default=3600, help="begin no more --slots after this long"
+    )
     given = parser.parse_args()
+    begin = time.monotonic()
     shape = shape_of(given.shape)
     open_report([given.device])
     prompts = [int(count) for count in given.prompts.split(",") if count]
     budgets = [None, *(int(count) for count in given.slots.split(",") if count)]
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = write(Path(folder), shape)
+        print(f"written after {time.monotonic() - begin:.0f} s", flush=True)
         for num_slots in budgets:
             all_resident = num_slots is None
+            if time.monotonic() - begin > given.limit_s:
+                print(f"{num_slots} slots a layer: left out, --limit-s", flush=True)
+                continue
             asked = prompts if all_resident else []
-            own = ours(path, given.device, given.context, asked, num_slots)
+            own = ours(path, given.device, given.context, asked, num_slots, given.rounds)
             peer: dict[str, float] = {}
             if given.llama_bench is not None:
                 num_layers, count = shape["num_hidden_layers"], shape.get("num_experts", 1)
                 # Rounded down: llama.cpp has at least our bytes on the device.
                 on_cpu = 0 if num_slots is None else num_layers * (count - num_slots) // count
-                peer = theirs(given.llama_bench, path, given.context, asked, on_cpu)
+                peer = theirs(given.llama_bench, path, given.context, asked, on_cpu, given.rounds)
             what = given.shape if all_resident else f"{given.shape}, {num_slots} slots a layer"
             show(what, own, peer)
+            print(f"after {time.monotonic() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
