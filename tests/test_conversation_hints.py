@@ -17,6 +17,13 @@ from luceasync.server_config import ServerConfig
 from tests.engines import running
 
 pytestmark = pytest.mark.slow
+# A conversation of the other one goes on from any of its rows, so that a name helps it less.
+with_state = pytest.mark.parametrize(
+    "family",
+    [pytest.param("qwen3", marks=pytest.mark.thorough), "qwen3_5"],
+    indirect=True,
+    scope="session",
+)
 
 NUM_TURNS, NUM_TITLES = 6, 3  # and so many titles after each turn
 SESSION = {"x-session-id": "ses_1"}
@@ -81,12 +88,14 @@ def named(tiny_dir: Path, alone: tuple[list[str], int]) -> tuple[list[str], list
     return asyncio.run(conversation(tiny_dir, 2 * alone[1], SESSION))
 
 
+@with_state
 def test_named_it_is_found_again_at_every_turn_and_says_the_same(alone, named):
     (texts, num_bytes), (told, found, kept_bytes) = alone, named
     assert all(found[2:]), found
     assert told == texts and kept_bytes <= 2 * num_bytes
 
 
+@with_state
 def test_without_a_name_it_says_the_same_and_is_found_no_more_often(tiny_dir, alone, named):
     texts, num_bytes = alone
     told, found, _ = asyncio.run(conversation(tiny_dir, 2 * num_bytes, {}))

@@ -71,6 +71,7 @@ async def outcomes_of(config: Config, *entries: WarmEntry, **options):
     return sorted(outcomes, key=lambda outcome: outcome.entry.origin), counters
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_what_a_client_asks_next_is_found(config):
     (question, rules), counters = await outcomes_of(config, RULES, QUESTION, verify="all")
@@ -80,6 +81,7 @@ async def test_what_a_client_asks_next_is_found(config):
     assert counters.written_bytes > 0 and counters.unwritten_nodes == 0
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_a_second_run_computes_nothing(config):
     first, _ = await outcomes_of(config, RULES, QUESTION)
@@ -109,6 +111,7 @@ async def test_a_prompt_too_short_for_a_file_is_an_error(config):
     assert "--kv-cache-min-tokens is 1000000" in outcome.error
 
 
+@pytest.mark.any_family
 async def test_a_prompt_that_does_not_fit_fails_alone(config):
     long = WarmEntry("long", [{"role": "system", "content": "to be " * 2000}])
     (failed, fine), _ = await outcomes_of(config, RULES, long)

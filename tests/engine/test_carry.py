@@ -69,6 +69,7 @@ def submitted(language: Language) -> tuple[Pump, ToyDecoding, list[str]]:
     return pump, decoding, saved
 
 
+@pytest.mark.any_family
 def test_a_step_and_the_prefix_cache_see_the_field_of_the_request(language):
     pump, decoding, saved = submitted(language)
     run(pump)
@@ -76,6 +77,7 @@ def test_a_step_and_the_prefix_cache_see_the_field_of_the_request(language):
     assert saved == ["hello"]
 
 
+@pytest.mark.any_family
 def test_a_generation_that_waits_for_another_lane_keeps_it(language):
     [choice] = prepare(language, ToyRequest(TokenPrompt((1,)), greeting="hello"), rendered([1]), 0)
     generation = Generation(choice)

@@ -68,6 +68,7 @@ def num_shared(model_dir: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_prompt_that_diverges_where_two_did_goes_on_from_there(
     serve: Open, tiny_dir: Path, restarts: bool

@@ -58,6 +58,7 @@ def cached(answer: dict[str, Any]) -> int:
     return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_nothing_is_generated(serve):
     async with serve() as (engine, post):
@@ -67,6 +68,7 @@ async def test_nothing_is_generated(serve):
     assert engine.status().decoded_tokens_total == 0
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_a_kept_prompt_is_an_exact_hit_after_a_restart(serve):
     async with serve() as (_, post):
@@ -93,6 +95,7 @@ async def test_the_end_of_a_kept_prompt_is_on_disk(serve, tmp_path, family):
     assert any("_delta." in name for name in names) == (family == "qwen3_5")
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_a_prompt_is_kept_for_itself_where_an_answer_follows_too(serve):
     async with serve() as (_, post):
@@ -113,6 +116,7 @@ async def test_a_kept_beginning_serves_every_chat_that_goes_on_from_it(serve):
     assert engine.status().prefilled_tokens_total == answer["usage"]["prompt_tokens"] - num_tokens
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_examples_can_be_kept_too(serve):
     example = [QUESTION, {"role": "assistant", "content": "That is the question."}]

@@ -70,6 +70,7 @@ TEXTS = ["one", "two " + LONG, "three"]  # the last one waits for a lane
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("kinds", "has_draft"),
     [(("prefill", "decode"), False), (("prefill", "verify", "commit"), True)],

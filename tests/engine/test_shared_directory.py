@@ -120,6 +120,7 @@ async def test_what_one_server_has_said_keeps_its_tokens_on_another(
             messages += [said(answer), THIRD]
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_what_one_server_puts_into_a_store_another_takes_up(
     tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

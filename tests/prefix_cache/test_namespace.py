@@ -48,6 +48,7 @@ def flip_last_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.any_family
 def test_the_same_files_elsewhere_are_the_same_model(
     model_dir: Path, cache_dir: Path, tmp_path: Path
 ) -> None:
