@@ -235,10 +235,9 @@ def serving():
 
 
 def report(*flags: str) -> dict:
-    command = [sys.executable, "-m", "luceasync", "warm", "--json", *flags]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    ran = CliRunner().invoke(app, ["warm", "--json", *flags], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
 
 
 @pytest.mark.slow
