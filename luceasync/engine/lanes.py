@@ -6,6 +6,7 @@ keeping, the scheduler which lane is next.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 from luceasync.engine.sequence import Generation
 from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import PrefixCache
+from luceasync.prefix_cache.lease import Lease
 from luceasync.request import Speculation
 
 
@@ -40,7 +42,8 @@ class LaneContents:
         self._free = free
         self._saves: deque[_PromptSave] = deque()
         self._ended: deque[tuple[Generation, bool]] = deque()  # and whether to save it
-        self.is_delivered = False  # the client has received the tokens of everything deferred
+        # When the clients had received the tokens of everything deferred; None: not yet.
+        self.delivered_at_s: float | None = None
 
     @property
     def has_deferred(self) -> bool:
@@ -62,14 +65,30 @@ class LaneContents:
     # --- deferred ------------------------------------------------------------------------------
 
     @property
-    def is_urgent(self) -> bool:
-        """Whether something deferred must be done before the next step."""
-        return bool(self._ended) or not all(save.is_late for save in self._saves)
+    def is_late(self) -> bool:
+        """Whether all that is deferred can be done as well after a few steps of other lanes, and
+        prompts that are to be saved after decode steps of their own."""
+        return all(save.is_late for save in self._saves) and all(
+            self.may_save_late(generation) for generation, _ in self._ended
+        )
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a prompt is still to be saved."""
+        return bool(self._saves)
 
     def may_save_late(self, generation: Generation) -> bool:
-        """Whether its prompt can be saved as well after a few decode steps."""
+        """Whether what it leaves on its lane can be saved as well after a few decode steps."""
         is_whole = self.paging.residence(generation.on_lane) is None
         return is_whole and self.prefixes.can_save_late(generation.lease)
+
+    def is_wanted(self, lease: Lease) -> bool:
+        """Whether a lane that is to be saved holds more tokens of the lease's prompt than any
+        node has."""
+        return any(
+            generation.lease.tenant == lease.tenant and generation.lease.has_unsaved(lease.sequence)
+            for generation, _ in self._ended
+        )
 
     def save_later(
         self, generation: Generation, end: int, logits: Tensor | None, *, is_late: bool = False
@@ -84,7 +103,7 @@ class LaneContents:
 
     def delivered(self) -> None:
         """The last deltas have been delivered. No-op if nothing is deferred."""
-        self.is_delivered = self.has_deferred
+        self.delivered_at_s = time.perf_counter() if self.has_deferred else None
 
     def distrust(self) -> None:
         """A step has failed: save nothing that it left on lanes."""
@@ -94,7 +113,7 @@ class LaneContents:
     def release_deferred(self) -> None:
         """Save what is deferred, and free the lanes of ended generations. A save that raises is not
         retried by the next call."""
-        self.is_delivered = False
+        self.delivered_at_s = None
         self.save_deferred()
         while self._ended:
             self._leave(*self._ended.popleft())

@@ -40,6 +40,10 @@ Command = Callable[["Pump"], list[Emitted] | None]  # its return value is to be 
 IDLE_PAUSE_S = 1.0
 # The longest that a prefix waits to be saved while an answer's end is being delivered.
 DELIVERY_PAUSE_S = 0.02
+# How long a lane waits to be saved after that: while a device works on the next request, saving
+# takes no time from it.
+LINGER_S = 0.003
+LINGER_TOKENS = 256  # the longest prompt for which it does: it delays longer ones but little
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,18 @@ class Pump:
         if self.scheduler.has_work:
             return 0.0
         if self.lanes.has_deferred:
-            return 0.0 if self.lanes.is_delivered else DELIVERY_PAUSE_S
+            return self._delivery_pause_s
         return 0.0 if self.lanes.prefixes.has_due_writes else IDLE_PAUSE_S
+
+    @property
+    def _delivery_pause_s(self) -> float:
+        """How long saves wait: for the delivery of an end, then for the next request."""
+        delivered_at_s = self.lanes.delivered_at_s
+        if delivered_at_s is None:
+            return DELIVERY_PAUSE_S
+        lingers = self._runs_async and self.lanes.is_late
+        until_s = delivered_at_s + (LINGER_S if lingers else 0.0)
+        return max(0.0, until_s - time.perf_counter())
 
     @property
     def is_idle(self) -> bool:
@@ -209,7 +223,7 @@ class Pump:
         """Give free lanes to waiting choices, then run the next step. Returns what is to be
         delivered now; the tokens of a step may be held back and passed to `deliver` while a device
         works on the decode step that follows. `deliver` None: nothing is held back."""
-        if self.lanes.is_urgent or not self._may_save_late(deliver):
+        if not self._may_linger(deliver):
             self.lanes.release_deferred()
         self.lanes.prefixes.hand_over()
         if self.scheduler.waiting:
@@ -226,6 +240,7 @@ class Pump:
         if self._outbox and not is_held_back:
             return self._outbox.take()
         if step == "idle":
+            self.lanes.release_deferred()
             self._rest()
             return []
         self.doing, begin = step, time.perf_counter()
@@ -247,16 +262,34 @@ class Pump:
         self.doing = "between"
         return emitted
 
+    def _may_linger(self, deliver: Deliver | None) -> bool:
+        """Whether what is deferred may wait for the next decode step: that step comes soon, and
+        nothing that waits needs the lanes, or what they hold."""
+        waiting, running = self.scheduler.waiting, self.scheduler.running
+        if not (self._runs_async and deliver is not None and self.lanes.is_late):
+            return False
+        if waiting:
+            needed = self.lanes.has_prompts or self.scheduler.first_free_lane is None
+            if needed or any(self.lanes.is_wanted(g.lease) for g in waiting):
+                return False
+        coming = [len(g.to_prefill) - g.num_prefilled for g in (*waiting, *running)]
+        return 0 < max(coming, default=0) <= LINGER_TOKENS or any(g.is_decoding for g in running)
+
     def _may_save_late(self, deliver: Deliver | None) -> bool:
         """Whether prompts may be saved while the device works on the next decode step: none that
         waits could use them."""
         return self._runs_async and deliver is not None and not self.scheduler.waiting
 
     def _meanwhile(self, deliver: Deliver | None) -> None:
-        """The device works on a step, and the host would wait."""
-        if deliver is not None:
-            deliver(self._outbox.take())
+        """The device works on a step, and the host would wait: do some of what is deferred."""
+        if deliver is None:
+            return
+        deliver(self._outbox.take())
+        if self.lanes.has_prompts:
             self.lanes.save_deferred()
+        elif self.lanes.has_deferred:
+            self.lanes.release_deferred()
+            self._empty_ahead()
 
     def _prefill(self, generation: Generation, deliver: Deliver | None) -> None:
         is_late = self._may_save_late(deliver) and self.lanes.may_save_late(generation)
@@ -324,11 +357,15 @@ class Pump:
             self.steps.empty(lane)
             self._empty_lane = lane
 
-    def _rest(self) -> None:
-        """There is nothing to do now; perhaps there was nothing at the last step either."""
+    def _empty_ahead(self) -> None:
+        """Empty the lane of the next request, so that it need not wait for that."""
         lane = self.scheduler.first_free_lane
         if self._runs_async and lane is not None:
-            self._empty(lane)  # so that the next request need not wait for it
+            self._empty(lane)
+
+    def _rest(self) -> None:
+        """There is nothing to do now; perhaps there was nothing at the last step either."""
+        self._empty_ahead()
         if self._was_idle:
             self._quiet.set()
         self._was_idle = not self.scheduler.waiting and not self.scheduler.running

@@ -279,6 +279,12 @@ class Lease:
         again."""
         return (node.begin, node.end) == (self.opener, self.num_prompt_tokens)
 
+    def has_unsaved(self, tokens: array[int]) -> bool:
+        """Whether `tokens` begin with more of its sequence than its path has."""
+        num_tokens = self.path_end + 1
+        is_there = num_tokens <= min(len(tokens), len(self.sequence))
+        return is_there and tokens[:num_tokens] == self.sequence[:num_tokens]
+
     def is_worth_waiting(self, num_coming: int, num_there: int) -> bool:
         """Whether to wait for `num_coming` tokens of the prompt, which will be saved soon, instead
         of running from `num_there` on: if they are a chunk more, or all that is left to run."""

@@ -94,14 +94,14 @@ def test_prompts_are_saved_first_then_lanes_are_freed(lanes, recorder):
 
 def test_what_is_deferred_waits_for_its_delivery(lanes):
     lanes.delivered()
-    assert not lanes.is_delivered  # nothing is deferred
+    assert lanes.delivered_at_s is None  # nothing is deferred
     lanes.release_later(Choice("a"))
-    assert not lanes.is_delivered
+    assert lanes.delivered_at_s is None
     lanes.delivered()
-    assert lanes.is_delivered
+    assert lanes.delivered_at_s is not None
     lanes.release_deferred()
     lanes.release_later(Choice("b"))
-    assert not lanes.is_delivered
+    assert lanes.delivered_at_s is None
 
 
 @pytest.mark.parametrize("failing", ["save_sequence", "vacate"])

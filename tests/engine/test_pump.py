@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine.pump import DELIVERY_PAUSE_S, IDLE_PAUSE_S, Fault
+from luceasync.engine.pump import DELIVERY_PAUSE_S, IDLE_PAUSE_S, LINGER_S, Fault, Pump
 from luceasync.host_cache.nodes import Span
 from luceasync.prefix_cache import cache as prefixes_module
 from luceasync.text.detokenizer import Detokenizer
@@ -191,6 +191,57 @@ def test_after_a_failed_step_nothing_is_saved_late(make_prepared):
     pump.begin_again()
     pump.step(lambda emitted: None)
     assert "save" not in kinds_of(target)
+
+
+def ask_once(pump: Pump, prepared) -> None:
+    """Answer one request with two tokens; its lane is still to be saved."""
+    pump.submit([prepared])
+    for _ in range(2):
+        pump.step(lambda emitted: None)
+    assert not pump.scheduler.running
+    pump.lanes.delivered()
+
+
+def test_a_lane_is_saved_beside_the_next_requests_decode_steps(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=2**20, runs_async=True)
+    ask_once(pump, make_prepared(0, [0] * 10, max_tokens=2))
+    assert 0 < pump.pause_s <= LINGER_S
+    del target.calls[:]
+    pump.submit([make_prepared(1, [3] * 10, max_tokens=9)])
+    for _ in range(4):
+        pump.step(lambda emitted: None)
+    assert kinds_of(target)[:3] == ["reset", "prefill", "decode"]
+    assert ("prefill", 1, 0, 10) in target.calls
+    assert ("save", 0, 10, 11) in target.calls
+
+
+@pytest.mark.parametrize(
+    ("num_lanes", "prompt"),
+    [(2, [*[0] * 10, 1, 2, 3]), (1, [3] * 10), (2, [3] * 300)],
+    ids=["continued", "no lane is free", "a long prompt"],
+)
+def test_a_lane_that_is_needed_is_saved_first(make_prepared, num_lanes, prompt):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes, memory_bytes=2**20, runs_async=True)
+    ask_once(pump, make_prepared(0, [0] * 10, max_tokens=2))
+    del target.calls[:]
+    pump.submit([make_prepared(1, prompt, max_tokens=9)])
+    pump.step(lambda emitted: None)
+    assert target.calls[0] == ("save", 0, 10, 11)
+    is_continued = prompt[:11] == [*[0] * 10, 1]
+    assert is_continued == (("restore", 0, 11) in target.calls)
+
+
+def test_without_another_request_a_lane_is_saved_when_the_engine_has_nothing_else_to_do(
+    make_prepared,
+):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=2**20, runs_async=True)
+    ask_once(pump, make_prepared(0, [0] * 10, max_tokens=2))
+    pump.step(lambda emitted: None)
+    assert ("save", 0, 10, 11) in target.calls
+    assert not pump.lanes.has_deferred
 
 
 def test_a_free_lane_is_emptied_before_the_next_request_comes(make_prepared):
