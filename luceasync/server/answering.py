@@ -87,8 +87,8 @@ class Answering:
     ) -> None:
         context, note = self._context, note_of(scope)
         refuse_compressed(Headers(scope=scope))
-        reading = read_body(scope, receive, context.config.max_body_bytes, reservation)
-        body = await race(reading, context.drain.expired())
+        with context.drain.until_expired():
+            body = await read_body(scope, receive, context.config.max_body_bytes, reservation)
         context.engine.check_ready()
         named = client_named_by_router(scope, context.config.client_secrets)
         address = _peer_address(scope)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from luceasync.errors import Unavailable
@@ -24,6 +25,7 @@ class Drain:
         self._idle = asyncio.Event()
         self._idle.set()
         self._expired = asyncio.Event()
+        self._stopped_by_it: set[UntilExpired] = set()
 
     def __repr__(self) -> str:
         return f"Drain(num_running={self.num_running}, closing={self.closing})"
@@ -45,7 +47,12 @@ class Drain:
     async def expired(self) -> NoReturn:
         """Wait until running requests must stop, then raise Unavailable."""
         await self._expired.wait()
-        raise Unavailable("The server shut down before the answer was complete.")
+        raise _expiry()
+
+    def until_expired(self) -> UntilExpired:
+        """A context manager that stops the task within it like `expired` would, but needs no task
+        of its own."""
+        return UntilExpired(self._stopped_by_it, has_expired=self._expired.is_set())
 
     def begin(self) -> None:
         """Refuse new requests from now on."""
@@ -63,6 +70,51 @@ class Drain:
     def expire(self) -> None:
         """Stop the requests that are still running."""
         self._expired.set()
+        for each in tuple(self._stopped_by_it):
+            each.stop()
+
+
+def _expiry() -> Unavailable:
+    return Unavailable("The server shut down before the answer was complete.")
+
+
+class UntilExpired:
+    """Raises Unavailable in the `with` block of a task that a Drain stops, as asyncio.timeout does
+    TimeoutError."""
+
+    def __init__(self, stopped_by_it: set[UntilExpired], *, has_expired: bool) -> None:
+        """It is among `stopped_by_it` within the block."""
+        self._others = stopped_by_it
+        self._has_expired = has_expired
+        self._task: asyncio.Task[object] | None = None
+        self._num_cancelled = 0  # before the block
+
+    def __enter__(self) -> None:
+        if self._has_expired:
+            raise _expiry()
+        self._task = asyncio.current_task()
+        assert self._task is not None, "a block of a task"
+        self._num_cancelled = self._task.cancelling()
+        self._others.add(self)
+
+    def stop(self) -> None:
+        """Cancel the task, to raise Unavailable where the block ends."""
+        assert self._task is not None, "the block has begun"
+        self._has_expired = True
+        self._task.cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._others.discard(self)
+        task, self._task = self._task, None  # no reference cycle
+        if not self._has_expired or task is None:
+            return
+        if task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError:
+            raise _expiry() from None
 
 
 async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any, Any]) -> Result:

@@ -58,6 +58,53 @@ async def one() -> int:
     return 1
 
 
+async def test_expiry_is_raised_where_a_task_waits_until_then():
+    drain = Drain()
+
+    async def wait() -> str:
+        with drain.until_expired():
+            await asyncio.sleep(60)
+        return "not stopped"
+
+    waiting = [asyncio.create_task(wait()) for _ in range(2)]
+    await asyncio.sleep(0)
+    drain.expire()
+    found = await asyncio.gather(*waiting, wait(), return_exceptions=True)
+    assert [type(each) for each in found] == [Unavailable] * 3
+    assert not any(task.cancelling() for task in waiting)
+
+
+async def test_a_task_that_is_cancelled_before_it_expires_is_cancelled():
+    drain = Drain()
+
+    async def wait() -> None:
+        with drain.until_expired():
+            await asyncio.sleep(60)
+
+    for last in (lambda: None, drain.expire):
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        last()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+async def test_a_task_that_ends_as_it_expires_is_not_stopped_later():
+    drain, is_over = Drain(), asyncio.Event()
+
+    async def wait() -> str:
+        with drain.until_expired():
+            pass
+        await is_over.wait()
+        return "over"
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    drain.expire(), is_over.set()
+    assert await waiting == "over"
+
+
 async def test_the_result_of_the_work_cancels_the_watchers():
     log: list[str] = []
 
