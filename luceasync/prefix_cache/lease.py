@@ -19,6 +19,7 @@ from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.conversations import ConversationName, ConversationTurn
 from luceasync.prefix_cache.memory import NodeSize
+from luceasync.prefix_tree.cost import Arrival
 from luceasync.prefix_tree.node import Match, Node, Tier
 from luceasync.prefix_tree.policy import PrefillCut, plan_cuts
 from luceasync.request import Request, Restore
@@ -219,6 +220,7 @@ class Lease:
     decision: str | None = None
     fault: MissReason | None = None
     started_s: float | None = None  # when the first node was ordered
+    first_arrival: Arrival | None = None  # of bytes from the disk
     lane_s: float | None = None  # when it got its lane
     ticket: Ticket | None = None  # of the copies into the lane
     has_arrived: bool = False  # the copies are over, and the engine's thread was notified

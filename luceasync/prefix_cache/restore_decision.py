@@ -12,6 +12,7 @@ from luceasync.prefix_cache.lease import Lease, MatchMemo
 from luceasync.prefix_cache.leases import Leases
 from luceasync.prefix_cache.read_in import ReadIn
 from luceasync.prefix_tree.cost import (
+    Arrival,
     RateName,
     Rates,
     is_given_up,
@@ -76,16 +77,19 @@ class RestoreDecision:
         of each node in transit have been read."""
         assert lease.match is not None and lease.started_s is not None, "it waits for a match"
         coming = sum(progress.get(key, 0) for key in lease.awaited)
-        num_come, elapsed_s = lease.num_fetched_bytes + coming, now_s - lease.started_s
+        num_come = min(lease.num_fetched_bytes + coming, lease.num_ordered_bytes)
+        come = Arrival(num_come, now_s - lease.started_s)
+        if num_come:
+            lease.first_arrival = lease.first_arrival or come
         if not is_given_up(
             self.work(0, lease.match.num_tokens),
             num_bytes=lease.num_ordered_bytes,
-            num_come=min(num_come, lease.num_ordered_bytes),
-            elapsed_s=elapsed_s,
+            first=lease.first_arrival,
+            come=come,
             rates=self.rates,
         ):
             return False
-        self.observe("disk_bytes_per_s", num_come, elapsed_s)
+        self.observe("disk_bytes_per_s", come.num_bytes, come.elapsed_s)
         return True
 
     def longest_match(self, lease: Lease) -> Match:

@@ -20,7 +20,9 @@ _RELIEF = 1.1
 _PATIENCE = 2.0  # times the time to run the tokens again
 _LEAST_PATIENCE_S = 2.0  # a disk may have to wake up, or other processes keep the machine busy
 _SLOW_PREFILL_TOKENS_PER_S = 200  # assumed until it is measured: most machines are faster
-_JUDGED_AT = 0.06  # share of the time to run the tokens: lost if a read is given up
+# Shares of the time to run the tokens, lost if a read is given up: a read that would take longer is
+# given up at the first if it would by far, as its rate is not known well yet, else at the second.
+_JUDGED_AT, _DECIDED_AT, _BY_FAR = 0.06, 0.09, 2.0
 # For a read: when its rate is known well enough, and how long it may stay without any progress, as
 # threads may be late.
 _JUDGED_AT_S, _SILENT_S = 0.02, 0.05
@@ -73,6 +75,14 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """How many bytes of a read have arrived within `elapsed_s` of its start."""
+
+    num_bytes: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Whether to `restore` or to run the tokens again; and the two times compared, None if not
     known."""
@@ -94,20 +104,28 @@ def prefill_work(begin: int, end: int, attention_tokens: float | None) -> float:
 
 
 def is_given_up(
-    num_tokens: float, *, num_bytes: int, num_come: int, elapsed_s: float, rates: Rates
+    num_tokens: float, *, num_bytes: int, first: Arrival | None, come: Arrival, rates: Rates
 ) -> bool:
-    """Whether to give up a read of `num_bytes`, of which `num_come` have arrived in `elapsed_s`,
-    and to run the `num_tokens` tokens that it would save: as soon as its rate is known, and the
-    rest of it takes longer than they do."""
+    """Whether to give up a read of `num_bytes`, of which `come` has arrived, and to run the
+    `num_tokens` tokens that it would save: as soon as its rate is known, and the rest of it takes
+    longer than they do. `first`: an earlier arrival; a read may begin slowly."""
     prefill_s = _total_s((num_tokens, rates.prefill_tokens_per_s))
     if num_bytes < LEAST_JUDGED_BYTES or prefill_s is None or prefill_s < _LEAST_TRIAL_S:
         return False
-    if num_come == 0:
-        return elapsed_s >= max(_SILENT * prefill_s, _SILENT_S)
-    if elapsed_s < max(_JUDGED_AT * prefill_s, _JUDGED_AT_S):
+    if come.num_bytes == 0:
+        return come.elapsed_s >= max(_SILENT * prefill_s, _SILENT_S)
+    if come.elapsed_s < max(_JUDGED_AT * prefill_s, _JUDGED_AT_S):
         return False
-    left_s = (num_bytes - num_come) * elapsed_s / num_come
-    return left_s + num_bytes / (rates.bus_bytes_per_s or float("inf")) > prefill_s
+    is_early = come.elapsed_s < _DECIDED_AT * prefill_s
+    bytes_per_s = come.num_bytes / come.elapsed_s
+    if first is not None and first.elapsed_s < come.elapsed_s:
+        since_s = come.elapsed_s - first.elapsed_s
+        bytes_per_s = max(bytes_per_s, (come.num_bytes - first.num_bytes) / since_s)
+    elif is_early:
+        return False
+    left_s = (num_bytes - come.num_bytes) / bytes_per_s
+    left_s += num_bytes / (rates.bus_bytes_per_s or float("inf"))
+    return left_s > prefill_s * (_BY_FAR if is_early else 1)
 
 
 def patience_s(num_tokens: float, rates: Rates) -> float:

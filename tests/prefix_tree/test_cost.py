@@ -3,6 +3,7 @@
 import pytest
 
 from luceasync.prefix_tree.cost import (
+    Arrival,
     Decision,
     Rates,
     is_given_up,
@@ -97,10 +98,11 @@ TICK_S = 0.01  # between two looks at a read
 def first_token_s(prefill_s: float, read_s: float, seek_s: float = 0.0) -> float:
     """When a prompt goes on whose files come at one rate, after a seek, if it may give up."""
     num_bytes, rates = 10**9, Rates(prefill_tokens_per_s=1000.0 / prefill_s)
-    now_s = 0.0
+    now_s, first = 0.0, None
     while (now_s := now_s + TICK_S) < seek_s + read_s:
-        num_come = max(0, round(num_bytes * (now_s - seek_s) / read_s))
-        if is_given_up(1000, num_bytes=num_bytes, num_come=num_come, elapsed_s=now_s, rates=rates):
+        come = Arrival(max(0, round(num_bytes * (now_s - seek_s) / read_s)), now_s)
+        first = first or (come if come.num_bytes else None)
+        if is_given_up(1000, num_bytes=num_bytes, first=first, come=come, rates=rates):
             return now_s + prefill_s
     return seek_s + read_s
 
@@ -117,26 +119,38 @@ def test_a_read_that_does_not_begin_is_given_up_soon():
     assert first_token_s(1.0, 0.1, seek_s=30.0) <= 1.1
 
 
+@pytest.mark.parametrize("seek", [0.02, 0.04, 0.055, 0.075])
+def test_a_fast_read_that_begins_late_is_waited_for(seek: float):
+    assert first_token_s(1.44, 0.7, seek_s=seek * 1.44) == seek * 1.44 + 0.7
+
+
+@pytest.mark.parametrize("seek", [0.02, 0.04, 0.055])
+def test_a_slow_read_that_begins_late_is_given_up(seek: float):
+    assert first_token_s(1.44, 4.0, seek_s=seek * 1.44) <= 1.1 * 1.44
+
+
+def given_up(num_tokens: int, num_bytes: int, come: Arrival, rates: Rates) -> bool:
+    return is_given_up(num_tokens, num_bytes=num_bytes, first=None, come=come, rates=rates)
+
+
 def test_a_short_prompt_waits_for_the_disk():
-    rates = Rates(prefill_tokens_per_s=1000.0)
-    assert not is_given_up(150, num_bytes=10**9, num_come=0, elapsed_s=9.0, rates=rates)
+    assert not given_up(150, 10**9, Arrival(0, 9.0), Rates(prefill_tokens_per_s=1000.0))
 
 
 def test_small_files_are_waited_for():
     rates = Rates(prefill_tokens_per_s=1000.0)
-    assert not is_given_up(9000, num_bytes=15 * MIB, num_come=0, elapsed_s=9.0, rates=rates)
-    assert is_given_up(9000, num_bytes=16 * MIB, num_come=0, elapsed_s=9.0, rates=rates)
+    assert not given_up(9000, 15 * MIB, Arrival(0, 9.0), rates)
+    assert given_up(9000, 16 * MIB, Arrival(0, 9.0), rates)
 
 
 def test_no_read_is_given_up_for_a_prefill_of_unknown_speed():
-    assert not is_given_up(1000, num_bytes=10**9, num_come=0, elapsed_s=99.0, rates=Rates())
+    assert not given_up(1000, 10**9, Arrival(0, 99.0), Rates())
 
 
 def test_what_is_left_must_cross_the_bus_too():
-    rates = Rates(bus_bytes_per_s=1e9, prefill_tokens_per_s=1000.0)
-    left = {"num_bytes": 10**9, "num_come": 10**8, "elapsed_s": 0.1}  # 0.9 s are left
-    assert is_given_up(1000, **left, rates=rates)
-    assert not is_given_up(2000, **left, rates=rates)
+    rates, come = Rates(bus_bytes_per_s=1e9, prefill_tokens_per_s=1000.0), Arrival(10**8, 0.1)
+    assert given_up(1000, 10**9, come, rates)  # 0.9 s are left to read, 1.0 to cross
+    assert not given_up(2000, 10**9, come, rates)
 
 
 def test_tokens_cost_more_the_more_they_see():
