@@ -23,6 +23,7 @@ from luceasync.kernels.overlap import (
     start_next,
     wait_for_inputs,
 )
+from luceasync.kernels.quant_gemv_kernel import prefetch
 
 MANY_ROWS = 64  # of a tile of prefill
 
@@ -58,6 +59,7 @@ def linear(
     rows: Tensor | None = None,
     shared: Tensor | None = None,
     far: Tensor | None = None,
+    is_listed: bool = False,
     chosen: ExpertsTile | None = None,
 ) -> Tensor:
     """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
@@ -65,10 +67,13 @@ def linear(
     x: [places, dim], or [rows, dim] and `rows`, int32 [places], the row of each place. matrices:
     [experts, outputs, dim]; tiles: see experts_routing.choose. `shared`: [outputs, dim], the matrix
     after all experts. `far`: like `matrices`; tiles made for slots refer to these as the matrices
-    after that one.
+    after that one. `is_listed`: the launch before this one has waited for the tiles, so matrices
+    are fetched while it runs.
     """
     far = None if far is None else far[None]
-    return _product(x, matrices[None], tiles, num_places, rows, shared, far, chosen)
+    return _product(
+        x, matrices[None], tiles, num_places, rows, shared, far, chosen, is_listed=is_listed
+    )
 
 
 def swiglu(
@@ -97,7 +102,10 @@ def _product(
     shared: Tensor | None,
     far: Tensor | None,
     chosen: ExpertsTile | None,
+    *,
+    is_listed: bool = False,
 ) -> Tensor:
+    is_nvidia = x.is_cuda and torch.version.hip is None
     num_parts, num_experts, num_outputs, dim = matrices.shape
     assert matrices.is_contiguous() and (shared is None or shared.is_contiguous())
     paired = num_parts == 2
@@ -116,9 +124,11 @@ def _product(
         0 if far is None else far.shape[1],
         num_outputs,
         dim,
+        LISTED=is_listed,
+        PREFETCH=is_listed and is_nvidia,
         PAIRED=paired,
         EVEN_K=dim % (chosen.block_k * chosen.split) == 0,
-        ROWS=TILE_ROWS if x.is_cuda and torch.version.hip is None else 16,
+        ROWS=TILE_ROWS if is_nvidia else 16,
         BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k,
         SPLIT=chosen.split,
@@ -143,6 +153,8 @@ def _few_rows_kernel(
     num_far,
     num_outputs,
     dim,
+    LISTED: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -158,13 +170,14 @@ def _few_rows_kernel(
     # Rows past the end read row 0: no mask in the loop, and their results are not stored.
     own = tl.where(n_ok, n, 0).to(tl.int64) * dim
     k = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    wait_for_inputs(OVERLAP)
-    start_next(OVERLAP)
+    if not LISTED:
+        wait_for_inputs(OVERLAP)
+        start_next(OVERLAP)
     at_tile = tiles + 3 * tl.program_id(1)
-    matrix = tl.load(at_tile)
+    matrix = tl.load(at_tile, cache_modifier=".cg")  # written while others of a layer ran here
     if matrix >= 0:
-        place = tl.load(at_tile + 1) + m
-        m_ok = place < tl.load(at_tile + 2)
+        place = tl.load(at_tile + 1, cache_modifier=".cg") + m
+        m_ok = place < tl.load(at_tile + 2, cache_modifier=".cg")
         row = place
         if rows is not None:
             row = tl.load(rows + place, mask=m_ok, other=0)
@@ -178,6 +191,19 @@ def _few_rows_kernel(
             is_far, number = matrix > num_experts, matrix - num_experts - 1
             first = tl.where(is_far, far + number * size, first)
             second = tl.where(is_far, far + (num_far + number) * size, second)
+        if PREFETCH:
+            num_near = num_experts
+            if shared is not None:
+                num_near += 1
+            if matrix < num_near:  # host memory would cross the bus twice
+                LINE: tl.constexpr = 128 // (matrices.dtype.element_ty.primitive_bitwidth // 8)
+                begin = tl.program_id(0) * BLOCK_N * dim
+                for at in range(0, BLOCK_N * dim, 128 * LINE):
+                    line = begin + at + tl.arange(0, 128) * LINE
+                    prefetch(first + tl.minimum(line, size - 1))
+        if LISTED:
+            wait_for_inputs(OVERLAP)
+            start_next(OVERLAP)
         first += own
         second += own
         row = row.to(tl.int64) * dim

@@ -21,7 +21,7 @@ from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 
 # By bits of a code: tiles for paired matrices and for others, measured on an H100.
 TILES = {
-    4: (QuantTile(2, 4, 2), QuantTile(2, 2, 1)),
+    4: (QuantTile(2, 4, 2), QuantTile(2, 1, 4)),
     5: (QuantTile(2, 4, 2), QuantTile(2, 2, 1)),
     6: (QuantTile(2, 4, 1), QuantTile(1, 2, 2)),
     8: (QuantTile(2, 4, 1), QuantTile(1, 2, 1)),
@@ -38,6 +38,7 @@ def linear(
     shared: TiledMatrix | None = None,
     far: TiledMatrix | None = None,
     tile_rows: int = TILE_ROWS,
+    is_listed: bool = False,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
@@ -45,10 +46,21 @@ def linear(
     x: [places, dim]; matrices: [experts * outputs, dim], outputs a multiple of 16; tiles: see
     experts_routing.choose. `shared`: the matrix after all experts. `far`: like `matrices`, with any
     number of experts; tiles made for slots refer to these as the matrices after that one. All have
-    one coding. `tile_rows`: the most rows of a tile, a power of 2 from 8 on.
+    one coding. `tile_rows`: the most rows of a tile, a power of 2 from 8 on. `is_listed`: the
+    launch before this one has waited for the tiles, so matrices are loaded while it runs.
     """
     return _product(
-        x, matrices, num_experts, tiles, num_places, None, shared, far, tile_rows, chosen
+        x,
+        matrices,
+        num_experts,
+        tiles,
+        num_places,
+        None,
+        shared,
+        far,
+        tile_rows,
+        chosen,
+        is_listed=is_listed,
     )
 
 
@@ -85,6 +97,8 @@ def _product(
     far: TiledMatrix | None,
     tile_rows: int,
     chosen: QuantTile | None,
+    *,
+    is_listed: bool = False,
 ) -> Tensor:
     paired, is_nvidia = rows is not None, x.is_cuda and torch.version.hip is None
     num_outputs = weight.num_rows // (num_experts * (2 if paired else 1))
@@ -114,6 +128,7 @@ def _product(
         ROW_BLOCKS=chosen.row_blocks,
         STRIDES=chosen.strides,
         STEPS=chosen.steps,
+        LISTED=is_listed,
         ASM=is_nvidia and x.dtype == torch.bfloat16,
         num_warps=chosen.strides,
         num_stages=1,
@@ -183,6 +198,7 @@ def _quant_rows_kernel(
     ROW_BLOCKS: tl.constexpr,
     STRIDES: tl.constexpr,
     STEPS: tl.constexpr,
+    LISTED: tl.constexpr,
     ASM: tl.constexpr,
     BITS: tl.constexpr,
     CODES: tl.constexpr,
@@ -203,12 +219,14 @@ def _quant_rows_kernel(
     STEP: tl.constexpr = STEPS * STRIDES
     UNITS: tl.constexpr = ROW_BLOCKS * STRIDES
     DTYPE: tl.constexpr = x.dtype.element_ty
-    wait_for_inputs(OVERLAP)
-    start_next(OVERLAP)
+    if not LISTED:
+        wait_for_inputs(OVERLAP)
+        start_next(OVERLAP)
     at_tile = tiles + 3 * tl.program_id(1)
-    matrix = tl.load(at_tile)
+    matrix = tl.load(at_tile, cache_modifier=".cg")  # written while others of a layer ran here
     if matrix >= 0:
-        begin_place, end_place = tl.load(at_tile + 1), tl.load(at_tile + 2)
+        begin_place = tl.load(at_tile + 1, cache_modifier=".cg")
+        end_place = tl.load(at_tile + 2, cache_modifier=".cg")
         if shared_codes is not None:
             is_shared = matrix == num_experts
             matrix = tl.where(is_shared, 0, matrix)
@@ -281,6 +299,9 @@ def _quant_rows_kernel(
             MINIMUM,
             SMALL_MINIMUMS,
         )
+        if LISTED:
+            wait_for_inputs(OVERLAP)
+            start_next(OVERLAP)
         total = nothing()
         total += (tl.zeros([BLOCKS, 16, WIDTH], tl.float32),)
         ones = tl.full([BLOCKS, 16, 16], 1.0, DTYPE)

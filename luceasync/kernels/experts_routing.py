@@ -21,7 +21,7 @@ TILE_ROWS = 8  # of a tile, which has rows of one expert
 NO_MATRIX = -1  # of a tile that is not used
 LISTED_ROWS = 8  # up to this many rows, the last program that chooses also lists the tiles
 LOWEST = tl.constexpr(-3e38)
-TAKEN = tl.constexpr(-(1 << 63))
+TAKEN = tl.constexpr(-(1 << 31))  # less than LOWEST as an integer
 
 
 def num_tiles(num_rows: int, num_chosen: int, num_experts: int) -> int:
@@ -215,16 +215,16 @@ def _choose_kernel(
     else:
         score = tl.exp(score - tl.max(score, 0))
         score = score / tl.sum(score, 0)
-    # Integers that are in the order of the numbers, then of the experts, lowest first.
+    # Integers that are in the order of the numbers.
     rank = score + added
     rank = tl.where(rank > LOWEST, rank, LOWEST) + 0.0  # NaN comes last; no -0
     bits = rank.to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    key = (bits.to(tl.int64) << 32) | (WIDTH - expert)
-    key = tl.where(ok, key, TAKEN)
+    key = tl.where(ok, bits, TAKEN)
     order = tl.full([WIDTH], -1, tl.int32)
     for j in tl.static_range(NUM_CHOSEN):
-        here = key == tl.max(key, 0)
+        # Words of 4 bytes have the largest of a warp's in one instruction.
+        here = expert == tl.min(tl.where(key == tl.max(key, 0), expert, WIDTH), 0)
         order = tl.where(here, j, order)
         key = tl.where(here, TAKEN, key)
     is_own = order >= 0
@@ -435,7 +435,10 @@ def _list_tiles(
         last, is_far = num_slots, matrix > num_slots
     count = (num_of + TILE - 1) // TILE
     near = tl.where(is_far, 0, count)
-    first, num_used = tl.cumsum(near, 0) - near, tl.sum(near, 0)
+    if ROWS == 1 and SLOTS == 0:
+        first, num_used = begin, NUM_CHOSEN  # each expert that is chosen has a place and a tile
+    else:
+        first, num_used = tl.cumsum(near, 0) - near, tl.sum(near, 0)
     number = tl.arange(0, TILES)
     if SHARED:
         num_places = num_rows * NUM_CHOSEN

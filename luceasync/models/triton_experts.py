@@ -107,7 +107,9 @@ class SharingExperts(ExpertWeights, Protocol):
         ...
 
     def linear(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
-        """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert."""
+        """See ExpertWeights; x is a result of this choice. `shared`: the matrix of a choice that
+        has a shared expert.
+        """
         ...
 
     def swiglu(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
@@ -185,7 +187,13 @@ class PlainExperts:
         if isinstance(choice, TiledChoice):
             others = None if far is None else far.tensors["rows"][0]
             return experts_product.linear(
-                x, self.each[0], choice.tiles, len(x), shared=_plain(shared), far=others
+                x,
+                self.each[0],
+                choice.tiles,
+                len(x),
+                shared=_plain(shared),
+                far=others,
+                is_listed=True,
             )
         is_ours = experts_prompt.can_multiply(x, self.each)
         if experts_product.can_group(x, self.each) and not is_ours:
@@ -297,7 +305,7 @@ class TiledQuantExperts:
             others = None if far is None else _quantised(far)
             tiles, num_experts, own = choice.tiles, self.num_experts, _tiled(shared)
             return experts_quant.linear(
-                x, self.tiled, num_experts, tiles, len(x), shared=own, far=others
+                x, self.tiled, num_experts, tiles, len(x), shared=own, far=others, is_listed=True
             )
         if self._is_of_codes(choice):
             tiles = _tiles_of_few(choice)

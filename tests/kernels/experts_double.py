@@ -173,6 +173,7 @@ def linear(
     rows: Tensor | None = None,
     shared: Tensor | None = None,
     far: Tensor | None = None,
+    is_listed: bool = False,
 ) -> Tensor:
     """See experts_product."""
     out, num_near = x.new_full((num_places, matrices.shape[1]), torch.nan), len(matrices)
