@@ -1,6 +1,7 @@
 """Converts tool arguments that a model writes without quotes, by the types in the tool's schema.
 
-Text that fits no other type is a string: nothing is refused.
+Text that fits no other type is a string: nothing is refused. Owns which schemas regular expressions
+for such text can keep.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from luceasync.text.answer.growing_text import GrowingText, Reading, WrittenCall
@@ -17,6 +19,19 @@ Schema = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# As far as regular expressions can check them (RFC 3339, RFC 4122 and others).
+_DATE, _TIME = r"\d{4}-[01]\d-[0-3]\d", r"[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?(Z|[+-][0-2]\d:[0-5]\d)"
+TEXT_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": r"[^\s@]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*",
+    "hostname": r"[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*",
+    "ipv4": r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]+",
+}
+_ODD_PATTERN = re.compile(r"\(\?(?!:|[ims-]+:)|\\[1-9bBkpP]")  # not supported by all dialects
 LITERALS = {"True": "true", "False": "false", "None": "null"}  # from models trained on Python
 
 
@@ -336,3 +351,35 @@ def _referred(reference: str, root: Schema) -> Any:
             else None
         )
     return found
+
+
+def text_regex(pattern: str) -> str | None:
+    """An expression for texts that contain a match of `pattern`; None if it has parts that not all
+    dialects support.
+    """
+    body = pattern.removeprefix("^")
+    has_end = body.endswith("$") and not body.endswith("\\$")
+    body = body.removesuffix("$") if has_end else body
+    outside = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", body)
+    if _ODD_PATTERN.search(body) or "^" in outside or "$" in outside:
+        return None
+    begin, end = ("" if pattern.startswith("^") else ".*"), ("" if has_end else ".*")
+    depths = accumulate((char == "(") - (char == ")") for char in outside)
+    if ("|", 0) in zip(outside, depths, strict=True) and not (begin and end):
+        return None  # an anchor belongs to only one alternative
+    body = re.sub(r"\\(.)", lambda found: "/" if found[1] == "/" else found[0], body)
+    return f"(?s:{begin})(?:{body})(?s:{end})"
+
+
+def lengths_of(schema: Schema) -> tuple[int | None, int | None]:
+    """The minimum and maximum length of a string, as far as they are integers."""
+    found = (schema.get("minLength"), schema.get("maxLength"))
+    minimum, maximum = (value if type(value) is int else None for value in found)
+    return minimum, maximum
+
+
+def has_no_text(schema: Schema) -> bool:
+    """Whether no string has an allowed length."""
+    minimum, maximum = lengths_of(schema)
+    least = 0 if minimum is None else minimum
+    return least < 0 or (maximum is not None and maximum < least)

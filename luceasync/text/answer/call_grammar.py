@@ -10,11 +10,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, NoReturn
 
 from luceasync.errors import RequestError
-from luceasync.text.answer.argument_types import UnkeptKeyword, alternatives, types_of
+from luceasync.text.answer.argument_types import (
+    TEXT_FORMATS,
+    UnkeptKeyword,
+    alternatives,
+    has_no_text,
+    lengths_of,
+    text_regex,
+    types_of,
+)
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 DEFINITIONS = ("$defs", "definitions")
@@ -24,19 +31,9 @@ UNKEPT_OF_OBJECTS = (
     "patternProperties", "minProperties", "maxProperties", "propertyNames", "not", "if",
     "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
 )  # fmt: skip
-# As far as regular expressions can check them (RFC 3339, RFC 4122 and others).
-_DATE, _TIME = r"\d{4}-[01]\d-[0-3]\d", r"[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?(Z|[+-][0-2]\d:[0-5]\d)"
-TEXT_FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "email": r"[^\s@]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*",
-    "hostname": r"[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*",
-    "ipv4": r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)",
-    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]+",
-}
-_ODD_PATTERN = re.compile(r"\(\?(?!:|[ims-]+:)|\\[1-9bBkpP]")  # not supported by all dialects
+# Keywords that say nothing about a value.
+NOTES = {"title", "description", "default", "examples"}
+_ESCAPED = re.compile(r"['\\\x00-\x1f]")  # in a string between apostrophes
 # Placeholders for ids in the text of a call.
 ID, NUMBER = "\x00", "\x01"
 ID_REGEX = {ID: "/[A-Za-z0-9]{9}/", NUMBER: "/[0-9]{1,3}/"}
@@ -316,18 +313,24 @@ def tagged(
     return write
 
 
-def keywords(lead: str, colon: str, tail: str, quote: str = "") -> WriteCall:
+def keywords(
+    lead: str, colon: str, tail: str, quote: str = "", *, apostrophes: bool = False
+) -> WriteCall:
     """Writes `lead`, with %s replaced by the function's name, then the name, `colon` and JSON of
     each argument, separated by commas, then `tail`. With a `quote`, as Gemma's templates do:
-    strings stand between two, arguments are sorted, and no space follows a comma.
+    strings stand between two, arguments are sorted, and no space follows a comma; arguments of
+    which something cannot be enforced in that notation are one JSON object, which is read too.
+    `apostrophes`: strings stand between these if nothing in them has to be escaped.
     """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
         def member(name: str, schema: Schema) -> str:
-            if quote and types_of(schema, function.parameters) == {"string"}:
+            is_text = types_of(schema, function.parameters) == {"string"}
+            if quote and is_text:
                 value = _value(grammar, function, name, schema, quote)
                 return f"{text(name + colon + quote)} {value}"
-            value = grammar.json(function.subschema(schema, "properties", name))
+            value = _between_apostrophes(grammar, schema) if apostrophes and is_text else ""
+            value = value or grammar.json(function.subschema(schema, "properties", name))
             return f"{text(name + colon)} {value}"
 
         def listed(parameters: Schema) -> str:
@@ -337,7 +340,13 @@ def keywords(lead: str, colon: str, tail: str, quote: str = "") -> WriteCall:
             ordered = sorted(members.items(), key=lambda named: named[0].lower())
             return _listed(grammar, parameters, dict(ordered), ",")
 
-        arguments = _any_of([listed(each) for each in _objects(function)])
+        try:
+            arguments = _any_of([listed(each) for each in _objects(function)])
+        except RequestError:
+            if not quote:
+                raise
+            whole = _object(grammar, function)  # instead of the brackets too
+            return f"{text(lead[:-1] % function.name)} {whole} {text(tail[1:])}"
         return f"{text(lead % function.name)} {arguments} {text(tail)}"
 
     return write
@@ -359,6 +368,24 @@ def _listed(
     is_empty = not required & set(members)
     options = [*first, '""'] if is_empty else first
     return f"({' | '.join(options)})"
+
+
+def _between_apostrophes(grammar: CallGrammar, schema: Schema) -> str:
+    """A string as JSON if something in it has to be escaped, otherwise between apostrophes; "" if
+    the schema says more than which values it may have, so that only JSON can follow it.
+    """
+    keys = schema.keys() - NOTES
+    if keys == {"type"}:
+        escaped = r"""/"([^"\\\x00-\x1f]|\\["\\bfnrt]|\\u[0-9a-fA-F]{4})*"/ & /(?s:.*['\\].*)/"""
+        return rf"(/'[^'\\\x00-\x1f]*'/ | {grammar.rule('TEXT', escaped)})"
+    if keys - {"type"} not in ({"enum"}, {"const"}):
+        return ""
+    options = schema.get("enum", [schema.get("const")])
+    return _any_of([text(_literal(each)) for each in options if isinstance(each, str)])
+
+
+def _literal(value: str) -> str:
+    return json.dumps(value) if _ESCAPED.search(value) else f"'{value}'"
 
 
 def _any_of(options: Sequence[str]) -> str:
@@ -421,7 +448,7 @@ def _value(
         found = [{}]
     # A schema that no value satisfies is refused by its compilation, which names its place.
     is_json = bool(types) and "string" not in types
-    if is_json or not found or all(_has_no_text(each) for each in found):
+    if is_json or not found or all(has_no_text(each) for each in found):
         return f"{grammar.json(function.subschema(schema, *place))} {text(end)}"
     parts = []
     for each in found:
@@ -430,7 +457,7 @@ def _value(
             parts.append(f"{grammar.json(function.subschema(each, *place))} {text(end)}")
         elif options := _options(each):
             parts.append(f"({' | '.join(text(option) for option in options)}) {text(end)}")
-        elif not _has_no_text(each):
+        elif not has_no_text(each):
             body = grammar.rule("TEXT", _text_of(function, each, end, *place))
             parts.append(grammar.rule("value", body, f"[suffix={text(end)}]"))
     return f"({' | '.join(parts)})"
@@ -447,51 +474,21 @@ def _text_of(function: ToolFunction, schema: Schema, end: str, *names: str) -> s
     """A terminal for a string that matches `schema` and ends at the first `end`. For strict tools,
     patterns and formats are included; keywords that cannot be enforced are refused.
     """
-    minimum, maximum = _lengths(schema)
+    minimum, maximum = lengths_of(schema)
     is_bounded = schema.get("type") == "string" and (minimum, maximum) != (None, None)
     bounds = f"{{{minimum or 0},{'' if maximum is None else maximum}}}" if is_bounded else "*"
     terms = [f"/(?s:.{bounds})/"]
     for word in ("pattern", "format"):
         if function.strict and word in schema:
-            regex = _pattern(schema[word]) if word == "pattern" else TEXT_FORMATS.get(schema[word])
+            regex = (
+                text_regex(schema[word]) if word == "pattern" else TEXT_FORMATS.get(schema[word])
+            )
             if regex is None:
                 function.refuse(word, *names)
             terms.append(f"/{regex.replace('/', chr(92) + '/')}/")
     if minimum or len(terms) > 1:  # otherwise the shortest text before `end` matches anyway
         terms.append(without([end]))
     return " & ".join(terms)
-
-
-def _pattern(pattern: str) -> str | None:
-    """An expression for texts that contain a match of `pattern`; None if it has parts that not all
-    dialects support.
-    """
-    body = pattern.removeprefix("^")
-    has_end = body.endswith("$") and not body.endswith("\\$")
-    body = body.removesuffix("$") if has_end else body
-    outside = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", body)
-    if _ODD_PATTERN.search(body) or "^" in outside or "$" in outside:
-        return None
-    begin, end = ("" if pattern.startswith("^") else ".*"), ("" if has_end else ".*")
-    depths = accumulate((char == "(") - (char == ")") for char in outside)
-    if ("|", 0) in zip(outside, depths, strict=True) and not (begin and end):
-        return None  # an anchor belongs to only one alternative
-    body = re.sub(r"\\(.)", lambda found: "/" if found[1] == "/" else found[0], body)
-    return f"(?s:{begin})(?:{body})(?s:{end})"
-
-
-def _lengths(schema: Schema) -> tuple[int | None, int | None]:
-    """The minimum and maximum length of a string, as far as they are integers."""
-    found = (schema.get("minLength"), schema.get("maxLength"))
-    minimum, maximum = (value if type(value) is int else None for value in found)
-    return minimum, maximum
-
-
-def _has_no_text(schema: Schema) -> bool:
-    """Whether no string has an allowed length."""
-    minimum, maximum = _lengths(schema)
-    least = 0 if minimum is None else minimum
-    return least < 0 or (maximum is not None and maximum < least)
 
 
 def text(written: Any) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from luceasync.request import ArgumentsPiece, CallPiece
@@ -21,6 +22,7 @@ from luceasync.text.answer.call_grammar import (
     ToolFunction,
     WriteCall,
     json_object,
+    keywords,
     tagged,
 )
 from luceasync.text.answer.pieces import AnswerPieces
@@ -32,6 +34,7 @@ _SEPARATORS = ("", ",", ";")  # that every parser of several calls accepts
 _SPELLINGS: Mapping[str, Sequence[WriteCall]] = {
     "qwen-json": [json_object("<tool_call>", "name", "arguments", "</tool_call>")],
     "mistral-json": [json_object("", "name", "arguments", "", last="id")],
+    "lfm2": [keywords("%s(", "=", ")", apostrophes=True)],
     "qwen-xml": [
         tagged(
             "<tool_call>\n<function=%s>\n",
@@ -63,11 +66,12 @@ class RenderedCalls:
 
 def as_rendered(call_format: CallFormat, calls: RenderedCalls) -> CallFormat | None:
     """`call_format`, with the spelling, the separator and the surroundings of calls as in `calls`.
-    None if they differ in more than whitespace, punctuation between calls, and the repetition of
-    their surroundings.
+    None if they differ in more than whitespace, punctuation between calls, brackets around a list
+    of them, and the repetition of their surroundings.
     """
-    for write in (call_format.write, *_SPELLINGS.get(call_format.name, ())):
-        if found := _found(call_format, write, calls):
+    spellings = (call_format.write, *_SPELLINGS.get(call_format.name, ()))
+    for write, around in product(spellings, _surroundings(call_format)):
+        if found := _found(around, write, calls):
             if len(calls.arguments) < 2:
                 return replace(call_format, write=write, lead=_lead(calls, found))
             learned = replace(
@@ -83,11 +87,19 @@ def as_rendered(call_format: CallFormat, calls: RenderedCalls) -> CallFormat | N
     return None
 
 
-def _found(call_format: CallFormat, write: WriteCall, calls: RenderedCalls) -> re.Match[str] | None:
+def _surroundings(call_format: CallFormat) -> Iterator[tuple[str, str]]:
+    """The words before and after all calls, also without the brackets of a list."""
+    begin, end = call_format.begin, call_format.end
+    yield begin, end
+    if begin.endswith("[") and end.startswith("]") and begin != "[":
+        yield begin.removesuffix("["), end.removeprefix("]")
+
+
+def _found(around: tuple[str, str], write: WriteCall, calls: RenderedCalls) -> re.Match[str] | None:
     """The calls in their text, with groups begin, between and end."""
     each = [_call_regex(write, calls.name, arguments) for arguments in calls.arguments]
     between = "(?P<between>.*?)".join(each)
-    begin, end = _spaced(call_format.begin), _spaced(call_format.end)
+    begin, end = map(_spaced, around)
     before = rf"{begin}\s*" if begin else ""
     after = rf"\s*{end}" if end else ""
     return re.search(f"(?P<begin>{before}){between}(?P<end>{after})", calls.text, re.DOTALL)
@@ -115,8 +127,11 @@ def _call_regex(write: WriteCall, name: str, arguments: Mapping[str, Any]) -> st
                 found = grammar.schemas[part[1:]].schema
                 value = found.get("const", arguments)
                 parts.append(re.escape(json.dumps(value, ensure_ascii=False)))
-            case bracket:
-                assert bracket in "()", "constants have one spelling"
+            case "(":
+                parts.append("(?:")
+            case other:
+                assert other in ")|", "an expression has no other parts"
+                parts.append(other)
     return "".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -270,6 +271,30 @@ def test_a_strict_tool_whose_arguments_are_one_of_several_objects(tokenizer, com
         calls, _ = read(name, tools, text)
         seen.add(tuple(sorted(calls[0][1])))
     assert seen <= {("a",), ("b",), ("a", "b")} and len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "valid"),
+    [
+        (
+            {"properties": {"a": {"type": "string", "pattern": "^x$|^yy$"}}, "required": ["a"]},
+            lambda arguments: arguments["a"] in ("x", "yy"),
+        ),
+        (
+            {"patternProperties": {"^k[0-9]$": {"const": True}}, "minProperties": 1},
+            lambda arguments: arguments and all(re.match(r"k\d$", key) for key in arguments),
+        ),
+    ],
+)
+def test_arguments_of_gemma_are_json_where_its_notation_cannot_keep_the_schema(
+    tokenizer, compiler, parameters, valid
+):
+    tools = [a_tool(True, additionalProperties=False, **parameters)]
+    compiler._compile(compose(calls=FORMATS["gemma4"].may_call(tools, 1)))
+    forced = compiler._compile(compose(calls=FORMATS["gemma4"].must_call(tools, ["f"], 1)))
+    for seed in range(4):
+        calls, _ = read("gemma4", tools, written(tokenizer, forced, random.Random(seed)))
+        assert valid(calls[0][1])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,11 @@ GEMMA = (
     '{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v }}{% endif %}'
     "{{ ',' if not loop.last }}{% endfor %}}<tool_call|>"
 )
+LFM2 = (
+    "{{ c.name ~ '(' }}{% for k, v in c.arguments | items %}{{ ', ' if not loop.first }}{{ k }}="
+    '{% if v is string %}{{ "\'" ~ v ~ "\'" }}{% else %}{{ v }}{% endif %}{% endfor %})'
+)
+LFM2_LIST = ("<|tool_call_start|>[", "]<|tool_call_end|>")
 MISTRAL = ("[TOOL_CALLS][", "]")
 WITH_ID = f'{JSON[:-1]}, "id": "{{{{ call.id[-9:] }}}}"}}'
 PLUGIN = f"<|action_start|><|plugin|>\n{JSON}<|action_end|>"
@@ -72,6 +78,9 @@ RENDERED = [
     ("llama-json", LLAMA, "", "", "", ("", "", "")),
     ("json-list", JSON, ",\n  ", "[\n  ", "\n]", (",\n  ", "[\n  ", "\n]")),
     ("tool-calls-json", JSON, ",", *LIST, (",", *LIST)),
+    ("tool-calls-json", JSON, "\n", "<tool_calls>\n", "\n</tool_calls>",
+     ("\n", "<tool_calls>\n", "\n</tool_calls>")),
+    ("lfm2", LFM2, ", ", *LFM2_LIST, (", ", *LFM2_LIST)),
     ("gemma4", GEMMA, "", "", "", ("", "", "")),
     ("mistral-json", WITH_ID, ", ", *MISTRAL, (", ", *MISTRAL)),
 ]  # fmt: skip
@@ -206,3 +215,32 @@ def test_strings_of_gemma_stand_between_its_quotes_and_arguments_are_sorted(
     assert text in template_of(GEMMA, "").render([USER, said], add_generation_prompt=False)
     pieces = found.maker("", [tool]).make(text, is_last=True)
     assert json.loads(pieces[1].text) == values
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["left 'or' right", "a\\b", "plain", "\n"]},
+        {"const": "it's"},
+        {},
+        {"minLength": 2, "maxLength": 3},
+    ],
+)
+def test_strings_of_lfm2_stand_between_apostrophes_if_nothing_in_them_is_escaped(
+    schema: dict[str, Any], tokenizer: Tokenizer, compiler: Compiler
+) -> None:
+    """Any other string is JSON, which its parser reads too."""
+    found = AnswerFormat.of(template_of(LFM2, ", ", *LFM2_LIST), tokenizer)
+    properties = {"a": {"type": "string", "description": "d", **schema}}
+    parameters = {"type": "object", "properties": properties, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert found.calls is not None
+    grammar = compiler._compile(compose(calls=found.calls.must_call([tool], ["f"], 1)))
+    for seed in range(6):
+        text = written(tokenizer, grammar, random.Random(seed))
+        _, arguments = found.maker("", [tool]).make(text, is_last=True)
+        value = json.loads(arguments.text)["a"]
+        assert value in schema.get("enum", [schema.get("const", value)])
+        assert 2 <= len(value) <= 3 or "minLength" not in schema
+        is_plain = not re.search(r"['\\\\\x00-\x1f]", value) and "minLength" not in schema
+        assert text[len("<|tool_call_start|>[f(a=")] == ("'" if is_plain else '"'), text
