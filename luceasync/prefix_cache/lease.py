@@ -330,6 +330,10 @@ class Lease:
         self.num_ordered_bytes = self.num_fetched_bytes + num_bytes
         self.started_s = self.started_s or now_s
 
+    def see(self, arrived: Arrival) -> None:
+        """Note how much has arrived so far of all that was ordered."""
+        self.first_arrival = self.first_arrival or (arrived if arrived.num_bytes else None)
+
     def receive(self, key: NodeKey, num_bytes: int) -> None:
         """A node has come from the disk, in files of so many bytes."""
         self.awaited.discard(key)

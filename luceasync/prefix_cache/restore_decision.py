@@ -76,11 +76,9 @@ class RestoreDecision:
         """Whether to run the tokens of a lease that waits for the disk; `progress`: how many bytes
         of each node in transit have been read."""
         assert lease.match is not None and lease.started_s is not None, "it waits for a match"
-        coming = sum(progress.get(key, 0) for key in lease.awaited)
-        num_come = min(lease.num_fetched_bytes + coming, lease.num_ordered_bytes)
-        come = Arrival(num_come, now_s - lease.started_s)
-        if num_come:
-            lease.first_arrival = lease.first_arrival or come
+        coming = lease.num_fetched_bytes + sum(progress.get(key, 0) for key in lease.awaited)
+        come = Arrival(min(coming, lease.num_ordered_bytes), now_s - lease.started_s)
+        lease.see(come)
         if not is_given_up(
             self.work(0, lease.match.num_tokens),
             num_bytes=lease.num_ordered_bytes,
