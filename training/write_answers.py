@@ -54,7 +54,7 @@ NEW = (
     "Write a class in Python for this, with a few methods: {purpose} Explain nothing.",
 )
 LEAST_WORDS, MOST_WORDS = 5, 40  # of a docstring's first paragraph that is a task
-NEW_SHARE, EDITS_SHARE = 0.5, 0.3  # of all questions
+NEW_SHARE, EDITS_SHARE = 0.6, 0.2  # of all questions
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def questions_of(
     functions: Sequence[tuple[str, str]], purposes: Sequence[tuple[str, str, str]], seed: int
 ) -> list[str]:
     """Each function with three tasks and each purpose with every wording, in an order determined by
-    the seed, half of them new code as long as both last.
+    the seed, most of them new code as long as all kinds last.
     """
     rng = random.Random(seed)
     new = [
