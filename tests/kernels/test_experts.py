@@ -280,7 +280,7 @@ def test_a_quantised_shared_expert_is_one_of_them(num_rows: int, device) -> None
     assert torch.equal(results[num_places:], alone[1].linear(shared, every))
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", pytest.param("Q6_K", marks=pytest.mark.thorough)])
 def test_some_more_rows_are_multiplied_in_tiles_of_few(name, device, monkeypatch) -> None:
     monkeypatch.setattr(triton_experts, "MOST_OF_CODES", 70)
     check(name, 70, device, few=False)
@@ -291,7 +291,7 @@ def test_many_rows_are_multiplied_with_a_few_experts_at_a_time(device, monkeypat
     check("Q5_K", 70, device, few=False)
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", pytest.param("Q6_K", marks=pytest.mark.thorough)])
 def test_a_rows_bits_do_not_depend_on_others_in_quantised_products(
     name, device, rows_by_themselves
 ) -> None:

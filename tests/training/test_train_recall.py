@@ -126,10 +126,12 @@ def test_a_drafter_finds_the_mask_that_texts_never_use(tmp_path: Path):
 
 
 def in_few_rows(form: Form) -> Form:
-    """It learns as much from them as from more, by its steps alone, however long they take."""
+    """It learns as much from them as from more, by its steps alone, however long they take; most of
+    the last ones would make it surer, not better.
+    """
     stages = zip(form.stages, (8, 2, 2), strict=True)
-    few = tuple(replace(stage, num_rows=rows) for stage, rows in stages)
-    return replace(form, stages=few, seconds=math.inf)
+    *few, last = (replace(stage, num_rows=rows) for stage, rows in stages)
+    return replace(form, stages=(*few, replace(last, most_steps=30)), seconds=math.inf)
 
 
 @pytest.mark.slow
