@@ -68,8 +68,9 @@ class LaneContents:
     def is_late(self) -> bool:
         """Whether all that is deferred can be done as well after a few steps of other lanes, and
         prompts that are to be saved after decode steps of their own."""
-        return all(save.is_late for save in self._saves) and all(
-            self.may_save_late(generation) for generation, _ in self._ended
+        return all(save.is_late for save in self._saves) and (
+            self.prefixes.saves_rows_only
+            and all(self._is_whole(generation) for generation, _ in self._ended)
         )
 
     @property
@@ -78,9 +79,11 @@ class LaneContents:
         return bool(self._saves)
 
     def may_save_late(self, generation: Generation) -> bool:
-        """Whether what it leaves on its lane can be saved as well after a few decode steps."""
-        is_whole = self.paging.residence(generation.on_lane) is None
-        return is_whole and self.prefixes.can_save_late(generation.lease)
+        """Whether its prompt can be saved as well after a few decode steps of its lane."""
+        return self._is_whole(generation) and self.prefixes.can_save_late(generation.lease)
+
+    def _is_whole(self, generation: Generation) -> bool:
+        return self.paging.residence(generation.on_lane) is None
 
     def is_wanted(self, lease: Lease) -> bool:
         """Whether a lane that is to be saved holds more tokens of the lease's prompt than any
