@@ -227,8 +227,8 @@ def _small_tree_kernel(
     tl.store(totals + row * NUM_HEADS + head, total, mask=r_ok)
     tl.store(inputs + row[:, None] * channels + c_v[None, :], v_seen[KERNEL - 1], mask=ok)
     if head % HEADS_PER_KEY == 0:
-        ok = r_ok[:, None] & i_ok[None, :]
-        tl.store(inputs + row[:, None] * channels + c_q[None, :], q_seen[KERNEL - 1], mask=ok)
-        tl.store(inputs + row[:, None] * channels + c_k[None, :], k_seen[KERNEL - 1], mask=ok)
+        keys_ok = r_ok[:, None] & i_ok[None, :]
+        tl.store(inputs + row[:, None] * channels + c_q[None, :], q_seen[KERNEL - 1], mask=keys_ok)
+        tl.store(inputs + row[:, None] * channels + c_k[None, :], k_seen[KERNEL - 1], mask=keys_ok)
         at_key = (row * NUM_KEY_HEADS + key_head)[:, None] * KEY_DIM + i[None, :]
-        tl.store(keys + at_key, k, mask=ok)
+        tl.store(keys + at_key, k, mask=keys_ok)

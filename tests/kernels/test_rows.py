@@ -20,9 +20,13 @@ def test_what_is_added_to_is_rounded_as_apart(dtype, device) -> None:
     x, residual = (random(19, 80, dtype=dtype, device=device) for _ in range(2))
     weight = 1 + random(80, scale=0.1, dtype=torch.float32, device=device)
     apart = residual + rms_norm(x, weight, 1e-6)
-    assert torch.equal(rms_norm(x, weight, 1e-6, residual), apart)
     factor = torch.tensor([0.3], device=device)
-    assert torch.equal(rms_norm(x, weight, 1e-6, residual, factor), apart * factor.to(dtype))
+    sums = rms_norm(x, weight, 1e-6, residual), rms_norm(x, weight, 1e-6, residual, factor)
+    for got, expected in zip(sums, (apart, apart * factor.to(dtype)), strict=True):
+        if dtype == torch.float32 and x.is_cuda:  # product and sum are one instruction there
+            assert distance(got, expected) < TOLERANCE[dtype]
+        else:
+            assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("begin", [48, 96])  # values that are keys too, or have columns
