@@ -10,7 +10,7 @@ __device__ __forceinline__ int first_of_pair(int lane, int n) { return 2 * (lane
 __device__ __forceinline__ bool is_dim(int d) { return HEAD_DIM % 64 == 0 || d < HEAD_DIM; }
 __device__ __forceinline__ bool turns(int d) { return d < 2 * HALF; }
 __device__ __forceinline__ int partner_of(int d) { return d < HALF ? d + HALF : d - HALF; }
-// Whether a lane has the partners of its own dimensions, and one angle for both: nothing is loaded twice.
+// Whether a lane has both dimensions of each rotated pair, so that it loads each angle once.
 constexpr bool HAS_PARTNERS = PAIRS == 2 && HALF == 64;
 
 struct Angles {
@@ -18,7 +18,7 @@ struct Angles {
 
   __device__ __forceinline__ Angles() {}
 
-  // HALF numbers each, of a row.
+  // The cosines and sines of a row, HALF of each.
   __device__ __forceinline__ Angles(const float* all_cos, const float* all_sin, int lane) {
 #pragma unroll
     for (int n = 0; n < PAIRS; n++) {
@@ -33,7 +33,7 @@ struct Angles {
   }
 };
 
-// A head: its loads are issued long before its first sum, which would delay them.
+// A head. Its loads are issued long before its first sum, so that the sum does not delay them.
 class Head {
  public:
   // `weight`: float [HEAD_DIM], or null for none.

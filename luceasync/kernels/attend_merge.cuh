@@ -8,7 +8,7 @@
 constexpr int QUADS = GROUP * HEAD_DIM / 4;  // of a kv head's results: 4 dimensions of a head
 constexpr int TOGETHER = GROUP > 8 ? 8 : 16;  // parts that are loaded at a time
 
-// Merges the results that `Softmax::finish` has left of the first `num_warps`.
+// Merges the results of the first `num_warps` warps, which `Softmax::finish` has stored.
 __device__ __forceinline__ Part merged_warps(u32 begin, int quad, int num_warps) {
   int head = quad / (HEAD_DIM / 4), column = quad % (HEAD_DIM / 4) * 4;
   Part parts[WARPS];
@@ -23,7 +23,7 @@ __device__ __forceinline__ Part merged_warps(u32 begin, int quad, int num_warps)
   return merged(parts, num_warps);
 }
 
-// What programs leave for the last one.
+// What each program stores for the last one to finish.
 struct Parts {
   float4* sums;     // [splits][QUADS]
   float2* weights;  // [splits][GROUP]: best, weight

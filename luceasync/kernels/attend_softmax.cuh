@@ -12,7 +12,7 @@ class Softmax {
   float best[HALVES], weight[HALVES];  // of a lane's own columns, until `finish`
   float total[2 * STEPS][HALVES][2];   // [.., of 8 dimensions, head, dimension]
 
-  // `queries`: rows of shared memory. Rows past the last are undefined: their results are not used.
+  // `queries`: rows in shared memory. Rows past the last are undefined, and their results are not used.
   __device__ __forceinline__ Softmax(u32 queries, int lane) {
 #pragma unroll
     for (int half = 0; half < HALVES; half++) best[half] = least(), weight[half] = 0.0f;

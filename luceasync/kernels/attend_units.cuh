@@ -9,7 +9,7 @@
 constexpr int PIECES = HEAD_DIM / 8, ROWS = 32 / PIECES;
 static_assert(PIECES * ROWS == 32, "the head's dimensions are no power of two");
 
-// The units of a context that a split has: groups of WARPS units are divided evenly.
+// The units of a context that belong to a split: groups of WARPS units are divided evenly among the splits.
 struct Range {
   int first, end, num_splits;
 
@@ -20,7 +20,7 @@ struct Range {
     first = split * turns_each * WARPS;
     end = min(first + turns_each * WARPS, num_units);
   }
-  __device__ __forceinline__ int num_warps() const { return min(end - first, WARPS); }  // that have units
+  __device__ __forceinline__ int num_warps() const { return min(end - first, WARPS); }  // with at least one unit
 };
 
 // Copies units of `keys` and `values` of one kv head of one lane.
@@ -36,7 +36,7 @@ struct Copier {
     return ((u64)page_of(row_index / UNIT) * PAGE + row_index % PAGE) * KV_DIM;
   }
 
-  // Rows after `row_index` become zeros; the one at `row_index` is left alone, as it comes from elsewhere.
+  // Rows after `row_index` become zeros. The row at `row_index` is left alone: it is written separately.
   __device__ __forceinline__ void copy(u32 tile, const u16* from, int unit, int page) const {
     int row = lane / PIECES, column = lane % PIECES;
     from += ((u64)page * PAGE + unit % (PAGE / UNIT) * UNIT + row) * KV_DIM + column * 8;

@@ -12,14 +12,14 @@ __device__ __forceinline__ float as_float(u32 bits) { return __uint_as_float(bit
 
 extern __shared__ __align__(16) u8 shared[];
 
-// Keeps a number in a register; the compiler will not recompute it at each use.
+// Keeps a number in a register, so that the compiler does not recompute it at each use.
 __device__ __forceinline__ u32 held(u32 number) {
   u32 found;
   asm volatile("mov.u32 %0, %1;" : "=r"(found) : "r"(number));
   return found;
 }
 
-// The start of shared memory, in the address space of `at` below.
+// The start of shared memory, in the address space that `at` below refers to.
 __device__ __forceinline__ u32 shared_begin() { return held((u32)__cvta_generic_to_shared(shared)); }
 
 // Copy 16 or 8 bytes of weights, which no other program reads, or of x, which others on the multiprocessor

@@ -157,7 +157,7 @@ __device__ __forceinline__ float scaled(float super, u32 word, u32 base) {
   }
 }
 
-// The scales of the sums of rows g and 8 + g, and what is subtracted for each 1 of x.
+// The scales of the sums of rows g and 8 + g, and the minimums that are subtracted, times sums of x.
 struct Scales {
   Two scale, minimum;
 };

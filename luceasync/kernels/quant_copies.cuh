@@ -1,4 +1,4 @@
-// Copying a matrix ahead, warp by warp, and loading what has arrived.
+// Copies a matrix ahead of its use, warp by warp, and loads what has arrived.
 
 #pragma once
 
@@ -18,7 +18,7 @@ struct Chunk {
   __device__ __forceinline__ int offset(int first_block) const {
     return (first_block + block) / (is_super ? SUPER_BLOCKS : SMALL_BLOCKS) * stride;
   }
-  // Bytes from one unit of the warp to its next, if that is the same for all.
+  // Bytes from one unit of the warp to its next one, if the distance is the same for all units.
   __device__ __forceinline__ int step() const {
     constexpr int BLOCKS = STRIDE * UNIT;
     return (is_super ? BLOCKS / SUPER_BLOCKS : BLOCKS / SMALL_BLOCKS) * stride;
@@ -61,7 +61,7 @@ struct RowBlocks {
   __device__ __forceinline__ RowBlocks(u32 group, u32 num_row_blocks) {
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; r++) {
-      // Rows of the second half follow all of the first; past the end the last are read, and not stored.
+      // Rows of the second half follow all of the first. Past the end the last rows are read again, not stored.
       u32 own = group * OWN + r % OWN;
       of[r] = (own < num_row_blocks ? own : num_row_blocks - 1) + r / OWN * num_row_blocks;
     }

@@ -10,7 +10,8 @@ constexpr int NUM_STRETCHES = NORM / 256 + (NORM % 256 != 0);
 constexpr int NUM_FOURS = (NUM_STRETCHES + 3) / 4;
 
 // x / rms(x) * norm for a row of NORM columns, of whose stretches each warp has every WARPS-th. All lanes store 8
-// columns of each, zeros past NORM. All threads must call it, and construct `Norming` first, which may be before x is ready.
+// columns of each, zeros past NORM. All threads must call it. They must construct `Norming` first, which may
+// happen before x is ready.
 struct Norming {
   static constexpr int TURNS = NORM ? (NUM_STRETCHES + WARPS - 1) / WARPS : 1;
   float4 weight[TURNS][2];
