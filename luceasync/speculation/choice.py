@@ -17,6 +17,7 @@ RETRY_TOKENS = 256  # decoded plainly before speculation is retried on a lane
 MOST_RETRY_TOKENS = 2048  # the same where rounds are far from paying, see _retry_after
 RETRIED_SHARE = 0.004  # of a text's time, which may be lost by trying again
 REFILL_TOKENS = 64  # the same for a lane that started without features
+LEAST_GAIN = 1.05  # for which a round is run: of many estimates the best one is too good
 FEW_ROUNDS = 4.0  # which do not say enough of a depth
 PRIOR_ROUNDS = 4.0  # the weight of what other lanes saw, or this one long ago
 WINDOW_ROUNDS = 24.0  # older rounds hardly count
@@ -212,9 +213,7 @@ class StepCosts:
         self._before: dict[tuple[int, RoundShape | None], float] = {}  # when others were measured
 
     def at(self, num_tokens: int) -> StepCosts:
-        """The costs of steps whose longest context has so many tokens. In longer contexts every
-        step takes longer, and a round not as a plain step does.
-        """
+        """The costs of steps whose longest context has so many tokens."""
         costs = self
         for begin in LENGTHS:
             if num_tokens < begin:
@@ -253,8 +252,7 @@ class StepCosts:
             return self._as_shorter(num_lanes, shape)
         if num_lanes in known:
             return known[num_lanes]
-        nearest = min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))
-        return known[nearest]
+        return known[min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))]
 
     def _as_shorter(self, num_lanes: int, shape: RoundShape | None) -> float | None:
         if self._shorter is None:
@@ -331,11 +329,7 @@ def plan_step(
         due = [
             *(s for s in kinds.recorded if _is_due(s, outlooks, costs)),
             *((None,) if costs.is_due(num_lanes, None) else ()),
-            *(
-                s
-                for s in promised
-                if _is_worth_measuring(s, promises) and costs.is_due(num_lanes, s)
-            ),
+            *(s for s in promised if _is_copy_due(s, promises, costs)),
         ]
         if due:
             return RoundPlan(due[0], everyone if due[0] is not None else (), measure)
@@ -350,23 +344,18 @@ def plan_step(
         return RoundPlan(kinds.recorded[0], everyone, measure)
     if plain_s is None:
         return RoundPlan(None, (), measure)
-    taus: dict[RoundShape, tuple[float, ...]] = {}
-    if recorded := [shape for shape in kinds.recorded if shape in known]:
-        of_lanes = (outlook.record.taus(recorded) for outlook in outlooks)
-        taus = dict(zip(recorded, zip(*of_lanes, strict=True), strict=True))
+    recorded = [shape for shape in kinds.recorded if shape in known]
+    of_lanes = [outlook.record.taus(recorded) for outlook in outlooks] if recorded else []
+    taus = dict(zip(recorded, zip(*of_lanes, strict=True), strict=True))
     offers = [
-        _Offer.of(shape, taus.get(shape), outlooks, promises, round_s / plain_s)
+        _Offer.of(shape, taus.get(shape), outlooks, promises, LEAST_GAIN * round_s / plain_s)
         for shape, round_s in known.items()
     ]
-    best: tuple[_Offer | None, tuple[int, ...]] = (None, ())
-    on_trial = bool(kinds.recorded) and any(o.num_trials for o in outlooks)
-    best_rate = 0.0 if on_trial else num_lanes / plain_s
-    for offer in offers:
-        for speculating in dict.fromkeys((everyone, offer.paying)):
-            rate = offer.rate(speculating, costs)
-            if rate > best_rate:
-                best, best_rate = (offer, speculating), rate
-    chosen, speculating = best
+    chosen, speculating = _best(offers, everyone, costs, LEAST_GAIN * num_lanes / plain_s)
+    if chosen is None and any(o.num_trials for o in outlooks):
+        # Of the drafter that is on trial: copies would try nothing, and so for ever.
+        tried = [replace(offer, others={}) for offer in offers[: len(recorded)]]
+        chosen, speculating = _best(tried, everyone, costs, 0.0)
     off = [i for i in everyone if i not in speculating] if offers else []
     off_reasons = {i: _why_off(i, offers) for i in off}
     retries = {i: _retry_after(i, offers[: len(recorded)]) for i in off}
@@ -374,6 +363,16 @@ def plan_step(
         return RoundPlan(None, (), measure, off_reasons, retries=retries)
     others = {i: name for i, name in chosen.others.items() if i in speculating}
     return RoundPlan(chosen.shape, speculating, measure, off_reasons, others, retries)
+
+
+def _best(
+    offers: Sequence[_Offer], everyone: tuple[int, ...], costs: StepCosts, least_rate: float
+) -> tuple[_Offer | None, tuple[int, ...]]:
+    """The offer and the lanes with the most tokens per second; None: none is above that rate."""
+    pairs = [(o, lanes) for o in offers for lanes in dict.fromkeys((everyone, o.paying))]
+    rates = [offer.rate(lanes, costs) for offer, lanes in pairs]
+    best_rate = max(rates, default=0.0)
+    return pairs[rates.index(best_rate)] if best_rate > least_rate else (None, ())
 
 
 def _nothing_pays(
@@ -386,7 +385,7 @@ def _nothing_pays(
     does. So it is for most tokens of a text that repeats nothing: this takes little of the host.
     """
     ratios = [
-        (shape, round_s / plain_s)
+        (shape, LEAST_GAIN * round_s / plain_s)
         for shape in promised
         if (round_s := costs.seconds(len(promises), shape)) is not None
     ]
@@ -408,8 +407,9 @@ def pays(promise: Promise, num_lanes: int, kinds: RoundKinds, costs: StepCosts) 
     plain_s = costs.seconds(num_lanes, None)
     if plain_s is None:
         return False
-    rounds = ((shape, costs.seconds(num_lanes, shape)) for shape in kinds.promised)
-    return any(s is not None and promise.tau(shape) * plain_s > s for shape, s in rounds)
+    rounds = ((s, costs.seconds(num_lanes, s)) for s in kinds.promised)
+    worth_s = plain_s / LEAST_GAIN
+    return any(cost is not None and promise.tau(s) * worth_s > cost for s, cost in rounds)
 
 
 def _is_due(shape: RoundShape, outlooks: Sequence[LaneOutlook], costs: StepCosts) -> bool:
@@ -422,15 +422,15 @@ def _is_due(shape: RoundShape, outlooks: Sequence[LaneOutlook], costs: StepCosts
     round_s, plain_s = (costs.seconds(num_lanes, each) for each in (shape, None))
     if round_s is None or plain_s is None:
         return True
-    if any((2 * each.record.taus([shape])[0] - 1) * plain_s > round_s for each in outlooks):
-        return True
-    return costs.is_due(num_lanes, shape, HOPELESS_WAITS)
+    is_near = any((2 * o.record.taus([shape])[0] - 1) * plain_s > round_s for o in outlooks)
+    return is_near or costs.is_due(num_lanes, shape, HOPELESS_WAITS)
 
 
-def _is_worth_measuring(shape: RoundShape, promises: Sequence[Promises]) -> bool:
-    """Whether a lane is likely to accept half of such a round."""
+def _is_copy_due(shape: RoundShape, promises: Sequence[Promises], costs: StepCosts) -> bool:
+    """Whether to measure a promised round: if a lane is likely to accept half of it."""
     found = (p.get(shape.drafter) for p in promises)
-    return any(2 * promise.tau(shape) >= shape.block for promise in found if promise is not None)
+    is_likely = any(2 * promise.tau(shape) >= shape.block for promise in found if promise)
+    return is_likely and costs.is_due(len(promises), shape)
 
 
 @dataclass(frozen=True, slots=True)

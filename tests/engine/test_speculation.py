@@ -118,7 +118,7 @@ async def test_a_drafter_that_is_never_right_is_given_up(tiny_dir, draft_dir):
 
     async with started(tiny_dir, decode_with, draft_dir=draft_dir, lookup="off") as engine:
         _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
-    assert finish.speculation.off_reason == "1.00 tokens a round, 2.00 would pay for it"
+    assert finish.speculation.off_reason == "1.00 tokens a round, 2.10 would pay for it"
     # The step after the last trial was planned while that was under way.
     assert finish.speculation.rounds == TRIAL_ROUNDS + 1
 

@@ -14,6 +14,7 @@ from luceasync.speculation.choice import (
     NUM_SAMPLES,
     REFILL_TOKENS,
     RETRY_TOKENS,
+    SHORT_TRIAL_ROUNDS,
     STALE_STEPS,
     TRIAL_ROUNDS,
     AcceptanceRecord,
@@ -177,7 +178,7 @@ def test_a_tree_is_taken_where_it_pays_and_chains_under_load():
 def test_without_acceptance_lanes_decode_plainly_and_say_why():
     found = plan([accepting(0)], IDLE)
     assert (found.shape, found.speculating) == (None, ())
-    assert found.off_reasons == {0: "1.00 tokens a round, 1.20 would pay for it"}
+    assert found.off_reasons == {0: "1.00 tokens a round, 1.26 would pay for it"}
 
 
 def test_a_lane_that_is_new_speculates_whatever_others_showed():
@@ -232,7 +233,7 @@ def test_a_lane_that_was_given_up_is_tried_again():
 
 
 @pytest.mark.parametrize(
-    ("break_even", "num_tokens"), [(1.2, RETRY_TOKENS), (2.0, 500), (9.0, MOST_RETRY_TOKENS)]
+    ("break_even", "num_tokens"), [(1.2, RETRY_TOKENS), (2.0, 550), (9.0, MOST_RETRY_TOKENS)]
 )
 def test_the_dearer_rounds_are_the_longer_it_waits(break_even, num_tokens):
     """Trying again may cost a 250th of a text."""
@@ -425,7 +426,7 @@ def test_rows_that_a_drafter_does_not_have_are_not_paid_for():
 
 
 def test_why_a_promise_does_not_pay_is_told():
-    assert promising(0.05).off_reasons == {0: "1.15 tokens a round, 1.30 would pay for it"}
+    assert promising(0.05).off_reasons == {0: "1.15 tokens a round, 1.37 would pay for it"}
     assert promising(None).off_reasons == {}
 
 
@@ -434,6 +435,28 @@ def test_a_lane_without_a_promise_rides_along_or_takes_its_own_step():
     dear = Table(COPIES.steps, per_lane=0.5)
     found = promising(1.0, None, costs=dear)
     assert (found.speculating, [*found.off_reasons]) == ((0,), [1])
+
+
+def test_copies_that_do_not_pay_are_no_trial_of_another_drafter():
+    """Else they would be run for as long as the text lasts: a trial counts its own rounds."""
+    costs = Table({RoundShape(2): 2.5, **COPIES.steps})
+    kinds, promises = RoundKinds((RoundShape(2),), LOOKUP), [{"lookup": Promise([1.0, 1.2])}]
+    new = LaneOutlook(accepting(0).record, SHORT_TRIAL_ROUNDS)
+    found = plan_step([new], kinds, costs, measure=False, promises=promises)
+    assert (found.shape, found.speculating, found.others) == (RoundShape(2), (0,), {})
+    copied = plan_step(
+        [new], kinds, costs, measure=False, promises=[{"lookup": Promise([1.0, 2.0])}]
+    )
+    assert copied.shape == LOOKUP[-1]  # which pays: the trial waits
+
+
+def test_what_gains_too_little_to_be_sure_of_is_not_run():
+    costs, kinds = Table({LOOKUP[-1]: 2.0}), RoundKinds((), LOOKUP)
+    for share, speculates in ((1.04, False), (1.06, True)):
+        promises = [{"lookup": Promise([1.0, 2.0 * share])}]
+        found = plan_step([OFF], kinds, costs, measure=False, promises=promises)
+        assert bool(found.speculating) == speculates
+        assert pays(promises[0]["lookup"], 1, kinds, costs) == speculates
 
 
 def test_a_lane_takes_the_rows_of_the_drafter_that_gives_more():
