@@ -2,11 +2,9 @@
 
     python -m tests.acceptance.bench_load [--gb 3] [--folder DIR] [--formats Q4_K_M,bf16]
 
-Random weights: a GGUF file in Q4_K_M's types, and a safetensors file with a tensor for each expert.
-They take turns: a plain read is one of 8 MiB at a time to one buffer; a read into new memory, by
-as many threads as cores, keeps all bytes, as a load must, and does nothing else. Prints a Markdown
-table: bytes planned and loaded; medians of the rates, with seconds of the processor; and the median
-of each turn's ratios.
+Random weights: a GGUF file in Q4_K_M's types, and safetensors with a tensor for each expert. Beside
+a plain read of 8 MiB at a time, and one into new memory by all cores that keeps all bytes, as a
+load must. Prints bytes planned and loaded, medians of rates and of each turn's ratios.
 """
 
 from __future__ import annotations
