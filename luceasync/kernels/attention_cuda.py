@@ -26,7 +26,7 @@ STATIC_BYTES = 1024  # of shared memory besides those of a split
 NUM_PROGRAMS = 128  # for an entry with a long context: an H200 has 132 multiprocessors
 # Units of a warp in flight. With a single entry, each program has its own multiprocessor; the
 # programs of several entries take turns, and several of them fit on one.
-ALONE_STAGES, STAGES = 4, 2
+ALONE_STAGES, STAGES = 4, 1
 
 SOURCE = Path(__file__).with_name("attend_row.cu")
 _PROGRAM = CudaProgram(SOURCE, "attend_row")

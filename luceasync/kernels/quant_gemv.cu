@@ -7,25 +7,28 @@
 // float32 sum of each group is scaled afterwards.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
-// DIVIDES, TABLE_0 to TABLE_3 for the coding; X_ROWS, SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON,
-// RAGGED, PAIRED, RESIDUAL, FLOAT_OUT, OUT_LIFT, OUT_SUMS, BESIDE, OVERLAP, SHARED_BYTES for the program. See
-// luceasync.kernels.quant_gemv_cuda.
+// DIVIDES, TABLE_0 to TABLE_3 for the coding; X_ROWS, MOST_WARPS, SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS,
+// GOES_ON, X_AHEAD, RAGGED, PAIRED, RESIDUAL, UNDIVIDED, WEIGHS, FLOAT_OUT, OUT_LIFT, OUT_SUMS, OUT_FEW, BESIDE,
+// OVERLAP, SHARED_BYTES for the program. See luceasync.kernels.quant_gemv_cuda.
 
 #include "device_words.cuh"
 #include "quant_codes.cuh"
 #include "quant_columns.cuh"
 #include "quant_copies.cuh"
 #include "quant_layout.cuh"
+#include "quant_norms.cuh"
 #include "quant_results.cuh"
 #include "quant_sums.cuh"
 #include "overlap.cuh"
 
-static_assert(SHARED_BYTES == WARPS * RING_BYTES, "the launcher counts other sizes");
+static_assert(SHARED_BYTES >= WARPS * RING_BYTES && (UNDIVIDED || SHARED_BYTES == WARPS * RING_BYTES),
+              "the launcher counts other sizes");
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
     const u8* minimums, const u8* small_minimums, const u16* residual, void* out, u8* out_sums, int num_rows,
-    int num_row_blocks, int num_blocks, int num_supers, int num_groups, int out_stride) {
+    int num_row_blocks, int num_blocks, int num_supers, int num_groups, int out_stride,
+    const float* x_squares, float eps, const float* next_weight, u16* weighed, float* squares) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u32 rank = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS;
   u32 begin = shared_begin(), ring = begin + warp * RING_BYTES;
@@ -45,12 +48,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
   } else {
     wait_for_inputs();
   }
+  Undivided undivided = {begin, (u32)num_blocks, (u32)num_rows};
+  bool is_first = true;
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
     if (LONE && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
+    if (UNDIVIDED && s == 0) undivided.copy(x_squares, WARPS - 1 - warp, lane);
     commit_copies();
   }
-  Results results(residual, out, out_sums, out_stride, num_rows, num_row_blocks, rank);
+  NextNorm next = {next_weight, weighed, squares};
+  Results results(residual, out, out_sums, next, out_stride, num_rows, num_row_blocks, rank);
   results.ask_for_residual(group);
   Place place = Place::of(lane, num_rows);
   Own own(lane);
@@ -83,6 +90,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     } else {
       wait_for_all_copies();
       __syncwarp();
+    }
+    if (UNDIVIDED && is_first) {
+      if (GOES_ON && first_unit >= num_units) {  // nothing else was copied, nor waited for
+        wait_for_all_copies();
+        __syncwarp();
+      }
+      undivided.finish(eps, WARPS - 1 - warp, lane);
+      is_first = false;
     }
     put_sums((float*)(shared + warp * RING_BYTES + AT_SUMS), total, lone, lane);
     wait_for_others();

@@ -43,16 +43,16 @@ constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 constexpr bool LONE = X_ROWS == 1;
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
-// Programs per multiprocessor that there are to be registers for: for many rows 12 warps, with 168 registers a lane; for
-// one row 24, or as many as fit the largest shared memory.
-constexpr int MOST_WARPS = LONE ? 24 : 12, MOST_BYTES = 227 * 1024;
+// Programs per multiprocessor that there are to be registers for: MOST_WARPS, or for one row as many as fit the largest
+// shared memory.
+constexpr int MOST_BYTES = 227 * 1024;
 constexpr int BY_WARPS = MOST_WARPS > WARPS ? MOST_WARPS / WARPS : 1, BY_BYTES = MOST_BYTES / (SHARED_BYTES + 1024);
-constexpr int NUM_BESIDE = SLOTS == 1 || LONE && BY_WARPS < BY_BYTES ? BY_WARPS : LONE && BY_BYTES > 0 ? BY_BYTES : 1;
+constexpr int NUM_BESIDE = !LONE || BY_WARPS < BY_BYTES ? BY_WARPS : LONE && BY_BYTES > 0 ? BY_BYTES : 1;
 constexpr int BLOCKS_UNROLLED = SLOTS == 1 && BITS == 8 ? 2 : UNIT;  // as there are registers for
-// Blocks of x that are in flight, in registers.
-constexpr int AHEAD = SLOTS > 1 ? 1 : BITS == 5 || BITS == 6 && ROW_BLOCKS == 1 ? 3 : 2;
+// Blocks of x that are in flight, in registers; the next unit's may be among them, but not the one after it.
+constexpr int AHEAD = X_AHEAD;
 // Many rows: minimums are multiplied with sums of x for all groups of a unit at once.
-constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
+constexpr bool BY_UNIT = SLOTS == 1 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
                          (CODES == BIASED ? 128 : ZERO) == 0;
 constexpr bool SUMMED = MINIMUM != NO_MINIMUM && !BY_UNIT;  // several rows: sums of x go with each group
 
@@ -67,6 +67,15 @@ constexpr int SUM_BYTES = X_ROWS * SUM_STRIDE * 4;    // of a warp: where its ri
 constexpr int AT_SUMS = GOES_ON ? STAGES * STAGE_BYTES : 0;
 constexpr int RING_BYTES = AT_SUMS + SUM_BYTES > STAGES * STAGE_BYTES ? AT_SUMS + SUM_BYTES : STAGES * STAGE_BYTES;
 
+// Rows that are still to be divided by their root mean squares: sums of their squares, then what results are multiplied
+// by, behind the rings.
+constexpr int AT_SQUARES = WARPS * RING_BYTES;
+constexpr int AT_FACTORS = SHARED_BYTES - X_ROWS * 4;
+static_assert(AHEAD < UNIT, "a warp finds its next unit while it is in this one");
+static_assert(!UNDIVIDED || SLOTS == 4, "of up to 8 rows");
+
 constexpr int OWN = PAIRED ? ROW_BLOCKS / 2 : ROW_BLOCKS;  // row blocks of results
 constexpr bool ARRANGES = OUT_LIFT >= 0;                   // results, as rows of the product that is next
-static_assert(!ARRANGES || SLOTS == 1 && OWN == 1 && !RESIDUAL && !FLOAT_OUT, "9 to 16 rows, 16 columns at a time");
+static_assert(!ARRANGES || SLOTS == 1 && OWN == 1 && !RESIDUAL && !FLOAT_OUT, "more than 8 rows, 16 columns at a time");
+static_assert(!OUT_FEW || X_ROWS == 8 && !RESIDUAL && !FLOAT_OUT && !WEIGHS, "up to 8 rows, arranged");
+static_assert(!WEIGHS || SLOTS == 4 && !ARRANGES && !FLOAT_OUT && !PAIRED, "up to 8 rows for a norm");

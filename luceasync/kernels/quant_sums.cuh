@@ -50,6 +50,15 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
     clear(sums);
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; r++) clear(products[r]);
+    if constexpr (MINIMUM != NO_MINIMUM) {
+      if constexpr (QUARTERS == 2) {
+        add_sums<0>(sums, own[0].x, own[0].y), add_sums<1>(sums, own[QUARTERS - 1].x, own[QUARTERS - 1].y);
+      } else {
+        bool is_odd = g % 2;
+        add_sums<0>(sums, is_odd ? 0 : own[0].x, is_odd ? 0 : own[0].y);
+        add_sums<1>(sums, is_odd ? own[0].x : 0, is_odd ? own[0].y : 0);
+      }
+    }
 #pragma unroll
     for (int block = 0; block < UNIT / SPANS; block++) {
       Words words[ROW_BLOCKS];
@@ -59,7 +68,6 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
       for (int quarter = 0; quarter < 4; quarter++) {
         u32 one = is_own.ones[block * SUBS + quarter / QUARTERS];  // a product: the other pipe is busy with codes
         u32 b0 = times_bf16x2(own[quarter % QUARTERS].x, one), b1 = times_bf16x2(own[quarter % QUARTERS].y, one);
-        if constexpr (MINIMUM != NO_MINIMUM) add_sums_at(sums, quarter, b0, b1);
 #pragma unroll
         for (int r = 0; r < ROW_BLOCKS; r++) {
           u32 a[4];
@@ -220,7 +228,7 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
                                             const u8* group_sums, int back, int lane) {
   Supers supers;
   GroupSums groups;
-  if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);
+  if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT, (num_blocks + UNIT - 1) / UNIT);
   if constexpr (ALIKE) supers.load(at, 0);
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {

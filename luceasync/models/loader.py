@@ -129,6 +129,12 @@ class Layer:
         """`forward` for rows that form trees, see MixerLayer.verify."""
         return self.feed_forward.forward(self.mixer.verify(x, state, rows, trees, scratch))
 
+    def link(self, following: Norm | None) -> None:
+        """Tell weights which norms come after their sums; `following` after the layer, if known."""
+        # A kind of layer whose sums no product may prepare has no output.
+        mixed: Weight | None = getattr(self.mixer, "output", None)
+        self.feed_forward.link(mixed, following)
+
     @property
     def num_bytes(self) -> int:
         """Bytes of its weights."""

@@ -7,7 +7,7 @@ and these are the reference. Weights are tensors; does not know state or kinds o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from luceasync.models.weights import (
     InputNorm,
     Router,
     Routing,
+    RowsAhead,
     StackedWeight,
     SwiGLU,
     Weight,
@@ -55,6 +56,10 @@ class Ops(Protocol):
 
     def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
         """A gated feed-forward network of two of these weights."""
+        ...
+
+    def follow(self, weight: Weight, norm: InputNorm) -> None:
+        """`norm` comes after every `weight.linear_add`, which may prepare its result."""
         ...
 
     def float_matrix(self, rows: Tensor) -> Weight:
@@ -165,6 +170,9 @@ class TorchOps:
 
     def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
         return SwiGLU(gate_up, down)
+
+    def follow(self, weight: Weight, norm: InputNorm) -> None:
+        pass
 
     def float_matrix(self, rows: Tensor) -> Weight:
         return self.pack(rows)
@@ -334,6 +342,7 @@ class Norm:
     ops: Ops
     weight: Tensor
     eps: float
+    ahead: RowsAhead = field(default_factory=RowsAhead, repr=False, compare=False)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., dim]. Returns x's dtype."""
@@ -342,6 +351,10 @@ class Norm:
     def add_to(self, residual: Tensor, x: Tensor, factor: Tensor | None = None) -> Tensor:
         """residual + norm(x): [..., dim], times `factor` if given, float32 [1]."""
         return self.ops.add_norm(residual, x, self.weight, self.eps, factor)
+
+    def follow(self, weight: Weight) -> None:
+        """`weight.linear_add` may prepare its result for this norm."""
+        self.ops.follow(weight, self)
 
     @property
     def num_bytes(self) -> int:

@@ -73,6 +73,10 @@ class TritonOps:
             return TiledQuantSwiGLU(gate_up, down)
         return SwiGLU(gate_up, down)
 
+    def follow(self, weight: Weight, norm: InputNorm) -> None:
+        if isinstance(weight, TiledQuantWeight):
+            weight.precede(norm)
+
     def float_matrix(self, rows: Tensor) -> Weight:
         return TritonTable(rows)
 

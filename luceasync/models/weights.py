@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,29 @@ class InputNorm(Protocol):
     @property
     def eps(self) -> float: ...
 
+    @property
+    def ahead(self) -> RowsAhead: ...
+
     def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class RowsAhead:
+    """What the product before a norm has prepared of its rows for the product behind it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Tensor, Any] | None = None
+
+    def put(self, rows: Tensor, prepared: Any) -> None:
+        """Keep what was prepared of `rows`, and `rows` themselves, until they are taken."""
+        self._kept = rows, prepared
+
+    def take(self, rows: Tensor) -> Any:
+        """What was prepared of these rows; None if nothing was."""
+        if self._kept is None:
+            return None
+        (own, prepared), self._kept = self._kept, None
+        is_same = own.data_ptr() == rows.data_ptr() and own.shape == rows.shape
+        return prepared if is_same else None
 
 
 class Weight(Protocol):

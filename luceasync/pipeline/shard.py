@@ -85,6 +85,9 @@ class Shard:
             self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
             for place in places:
                 place.findings.raise_fault()
+        following = [*(layer.mixer.norm for layer in self._layers[1:]), self.ends.norm]
+        for layer, norm in zip(self._layers, following, strict=True):
+            layer.link(norm)
         if slotted is not None:
             slotted.allocate()
         self._are_run = [True] * len(self.layers)  # which layers a pass runs

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from luceasync.kernels import prepared_rows
 from luceasync.kernels.cuda_program import compiled
-from luceasync.kernels.prepared_rows import ArrangedRows, arrange, rms_norm, wants_sums
+from luceasync.kernels.prepared_rows import ArrangedRows, arrange, wants_sums
 from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import CARDS
 from tests.kernels.places import gpu_of_nvidia, on_both
@@ -44,20 +44,39 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "gpu":
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
-    return emulate(prepared_rows, _NORM="rms_norm", _ARRANGE="arrange_rows")
+    return emulate(
+        prepared_rows, _WEIGH="weigh_rows", _ARRANGE_FEW="arrange_few", _ARRANGE="arrange_rows"
+    )
 
 
 def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
     return torch.randn(num_rows, num_columns, device=device, dtype=torch.bfloat16)
 
 
+def normed_rows(x: Tensor, norm: Norm) -> Tensor:
+    """Normed rows as they lie arranged for codes that index a table, which scale nothing."""
+    if len(x) > 16:
+        return torch.cat([normed_rows(part, norm) for part in x.tensor_split(len(x) // 9)])
+    columns = arrange(x, [coding_of(ALL["IQ4_NL"])], norm).columns[0, 0]
+    order = columns_of(torch.arange(16 * 256).view(16, 256).double(), (1.0, 1.0)).long().flatten()
+    units = columns.flatten(1).cpu()
+    plain = torch.empty_like(units)
+    plain[:, order] = units
+    found = plain.unflatten(1, (16, 256)).transpose(0, 1).flatten(1)[: len(x), : x.shape[1]]
+    wanted = F.rms_norm(x.float(), x.shape[1:], norm.weight, norm.eps).cpu()
+    torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=1e-6)
+    return found.to(x.device)
+
+
 def padded(x: Tensor) -> Tensor:
-    """[16, whole units of 256 columns], padded with zeros."""
-    return F.pad(x, (0, -x.shape[1] % 256, 0, 16 - len(x)))
+    """[multiple of 16, whole units of 256 columns], padded with zeros."""
+    return F.pad(x, (0, -x.shape[1] % 256, 0, -len(x) % 16))
 
 
 def columns_of(x: Tensor, lifts: tuple[float, float]) -> Tensor:
-    """[units, 4, 2, 2, 32, 8], number by number."""
+    """[sixteens, units, 4, 2, 2, 32, 8], number by number."""
+    if len(x) > 16:
+        return torch.cat([columns_of(each, lifts) for each in x.split(16)])
     x = padded(x).cpu()
     places, columns, lifted = [], [], []  # within a unit: [4, 2, 2, 32, 8]; [16, 256]; by what
     for row, block, half, pair, number in product(range(16), *map(range, (4, 2, 4, 8))):
@@ -68,27 +87,33 @@ def columns_of(x: Tensor, lifts: tuple[float, float]) -> Tensor:
     units = x.unflatten(1, (-1, 256)).transpose(0, 1).flatten(1)
     found = torch.empty_like(units)
     found[:, places] = units[:, columns] * torch.tensor(lifted, dtype=x.dtype)
-    return found.view(-1, 4, 2, 2, 32, 8)
+    return found.view(1, -1, 4, 2, 2, 32, 8)
 
 
 def sums_of(arranged: ArrangedRows) -> Tensor:
-    """Sums of groups of 32 columns: float64 [16, groups], from three parts each."""
-    parts = arranged.group_sums.double().view(-1, 2, 8, 4, 4, 2)
+    """Sums of groups of 32 columns: float64 [rows, groups], from three parts each."""
+    num_sixteens, num_units = arranged.group_sums.shape[:2]
+    parts = arranged.group_sums.double().view(num_sixteens, num_units, 2, 8, 4, 4, 2)
     assert (parts[..., 3, :] == 0).all()
-    return parts.sum(-2).permute(1, 2, 0, 3, 4).reshape(16, -1)
+    return parts.sum(-2).permute(0, 2, 3, 1, 4, 5).reshape(16 * num_sixteens, -1)
 
 
 @on_both(
     "num_rows, num_columns, normed",
-    [(n, columns, normed) for n in (9, 13, 16) for columns in (320, 5120) for normed in (0, 1)],
-    [(9, 320, False), (13, 1216, True), (16, 512, True), (16, 64, False)],
+    [
+        (n, columns, normed)
+        for n in (9, 13, 16, 24, 64)
+        for columns in (320, 5120)
+        for normed in (0, 1)
+    ],
+    [(9, 320, False), (13, 1216, True), (16, 512, True), (16, 64, False), (35, 320, True)],
 )
 def test_a_number_lies_where_its_lane_loads_it(
     num_rows: int, num_columns: int, normed: bool, place
 ) -> None:
     x = rows(num_rows, num_columns, place)
     norm = Norm(torch.rand(num_columns, device=place) + 0.5) if normed else None
-    plain = x if norm is None else rms_norm(x, norm)
+    plain = x if norm is None else normed_rows(x, norm)
     for name, lifts in LIFTS.items():
         coding = coding_of(ALL[name])
         arranged = arrange(x, [coding], norm)

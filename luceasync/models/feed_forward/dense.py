@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from luceasync.models.layer_reader import LayerReader
     from luceasync.models.ops import Norm
-    from luceasync.models.weights import SwiGLU
+    from luceasync.models.weights import SwiGLU, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,13 @@ class DenseLayer:
     @property
     def num_bytes(self) -> int:
         return self.norm.num_bytes + self.network.num_bytes
+
+    def link(self, mixed: Weight | None, following: Norm | None) -> None:
+        """See FeedForwardLayer."""
+        if mixed is not None:
+            self.norm.follow(mixed)
+        if following is not None:
+            following.follow(self.network.down)
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""

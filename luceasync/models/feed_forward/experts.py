@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from luceasync.models.layer_reader import LayerReader
     from luceasync.models.ops import Norm, RoutedExperts
+    from luceasync.models.weights import Weight
 
 NORM = "post_attention_layernorm.weight"
 ROUTER, BIAS = "mlp.gate.weight", "mlp.experts.e_score_correction_bias"
@@ -106,6 +107,9 @@ class ExpertsLayer:
     @property
     def num_bytes(self) -> int:
         return self.norm.num_bytes + self.experts.num_bytes
+
+    def link(self, mixed: Weight | None, following: Norm | None) -> None:
+        """See FeedForwardLayer: its norms have no part in products."""
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""

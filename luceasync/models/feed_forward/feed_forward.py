@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.layer_reader import LayerReader
+    from luceasync.models.ops import Norm
+    from luceasync.models.weights import Weight
 
 Shape = tuple[int, ...]
 
@@ -52,6 +54,11 @@ class FeedForwardLayer(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of its weights."""
+        ...
+
+    def link(self, mixed: Weight | None, following: Norm | None) -> None:
+        """Tell weights which norm comes after their sums: this layer's after `mixed.linear_add`,
+        and `following` after its own results, where they are not None."""
         ...
 
     def forward(self, x: Tensor) -> Tensor:

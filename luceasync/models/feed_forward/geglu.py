@@ -79,6 +79,9 @@ class GegluLayer:
         input_bytes = 0 if self.own_input is None else self.own_input.num_bytes
         return sum(part.num_bytes for part in parts) + scale_bytes + input_bytes
 
+    def link(self, mixed: Weight | None, following: Norm | None) -> None:
+        """See FeedForwardLayer: its norms have no part in products."""
+
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
         inner = self.output_norm.ops.geglu(self.gate_up.linear(x, self.norm))

@@ -145,6 +145,9 @@ class GegluExpertsLayer:
         input_bytes = 0 if self.own_input is None else self.own_input.num_bytes
         return self.experts.num_bytes + network + norms + input_bytes + self.scale.nbytes
 
+    def link(self, mixed: Weight | None, following: Norm | None) -> None:
+        """See FeedForwardLayer: its norms have no part in products."""
+
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
         rows = x.reshape(-1, x.shape[-1])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.layer_reader import LayerReader
+    from luceasync.models.ops import Norm
     from luceasync.models.pass_rows import Paths, Rows
     from luceasync.models.trees import Trees
 
@@ -145,7 +146,16 @@ class MixerBody(Protocol):
 
 
 class MixerLayer(Protocol):
-    """One layer with its weights: norm, mixing, and addition to the residual stream."""
+    """One layer with its weights: norm, mixing, and addition to the residual stream.
+
+    A layer may also have an `output`, the Weight whose `linear_add` makes its sum: that sum is then
+    prepared for the norm behind it.
+    """
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of its rows."""
+        ...
 
     @property
     def num_bytes(self) -> int:

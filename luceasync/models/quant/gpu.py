@@ -11,7 +11,7 @@ from torch import Tensor
 
 from luceasync.kernels import prepared_rows, quant_dequantize, quant_gemv, quant_gemv_cuda
 from luceasync.kernels import rows as row_kernels
-from luceasync.kernels.prepared_rows import ArrangedRows
+from luceasync.kernels.prepared_rows import ArrangedRows, FewRows, PreparedRows, WeighedRows
 from luceasync.kernels.quant_decode import Coding
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models.weights import InputNorm, StackedWeight, SwiGLU, as_float
@@ -27,6 +27,7 @@ class TiledQuantWeight:
         self._tiled = tiled
         self._num_bytes = num_bytes
         self._dtype = dtype
+        self._next: InputNorm | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +62,7 @@ class TiledQuantWeight:
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         if quant_gemv_cuda.can_multiply(flat):
-            out = quant_gemv_cuda.linear(flat, self._tiled, norm=norm)
+            out = quant_gemv_cuda.linear(_prepared(flat, norm, self), self._tiled)
         else:
             flat = flat if norm is None else norm(flat)
             is_few = len(flat) <= quant_gemv.MAX_ROWS
@@ -76,16 +77,17 @@ class TiledQuantWeight:
             return as_float(self.linear(x, norm), out)
         if out is None:
             out = x.new_empty((*x.shape[:-1], self.num_rows), dtype=torch.float32)
-        quant_gemv_cuda.linear(flat, self._tiled, norm=norm, out=out.view(len(flat), -1))
+        given = _prepared(flat, norm, self)
+        quant_gemv_cuda.linear(given, self._tiled, out=out.view(len(flat), -1))
         return out
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         if len(flat) <= quant_gemv.MAX_ROWS:
-            few = quant_gemv_cuda if quant_gemv_cuda.can_multiply(flat) else quant_gemv
             before = residual.reshape(-1, residual.shape[-1])
-            out: Tensor = few.linear(flat, self._tiled, before)
-            return out.view_as(residual)
+            if quant_gemv_cuda.can_multiply(flat):
+                return self.add_few(flat, before).view_as(residual)
+            return quant_gemv.linear(flat, self._tiled, before).view_as(residual)
         self.many_into(flat, residual.view(len(flat), -1), adds=True)
         return residual
 
@@ -94,7 +96,7 @@ class TiledQuantWeight:
         if not self.can_gate:
             out = row_kernels.swiglu(self.linear(flat, norm))
         elif quant_gemv_cuda.can_multiply(flat):
-            out = quant_gemv_cuda.swiglu(flat, self._tiled, norm=norm)
+            out = quant_gemv_cuda.swiglu(_prepared(flat, norm, self), self._tiled)
         elif len(flat) <= quant_gemv.MAX_ROWS:
             out = quant_gemv.swiglu(flat if norm is None else norm(flat), self._tiled)
         else:
@@ -105,7 +107,11 @@ class TiledQuantWeight:
         rows = quant_dequantize.lookup(self._tiled, ids.reshape(-1), self._dtype)
         return rows.view(*ids.shape, -1)
 
-    def linear_into(self, x: Tensor | ArrangedRows, out: Tensor, *, beside: bool) -> None:
+    def precede(self, norm: InputNorm) -> None:
+        """From now on `linear_add` prepares few rows for `norm`, which comes next."""
+        self._next = norm
+
+    def linear_into(self, x: PreparedRows, out: Tensor, *, beside: bool) -> None:
         """`linear` of rows made by `prepared`, into columns of a wider matrix. `beside`: see
         quant_gemv_cuda.linear.
         """
@@ -113,17 +119,24 @@ class TiledQuantWeight:
 
     def swiglu_for(
         self, flat: Tensor, taker: TiledQuantWeight, norm: InputNorm | None
-    ) -> Tensor | ArrangedRows:
+    ) -> Tensor | FewRows | ArrangedRows:
         """`swiglu` of few rows [rows, dim], arranged for `taker.add_few`."""
-        return quant_gemv_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
+        given = _prepared(flat, norm, self)
+        return quant_gemv_cuda.swiglu_for(given, self._tiled, taker.coding)
 
     def wants_arranged(self, residual: Tensor) -> bool:
         """Whether `add_few` to these rows [rows, outputs] expects arranged rows."""
-        return quant_gemv_cuda.can_multiply(residual) and len(residual) > prepared_rows.MOST_PLAIN
+        num_rows = len(residual)
+        is_few = prepared_rows.MOST_FEW < num_rows <= prepared_rows.ARRANGED_ROWS
+        return is_few and quant_gemv_cuda.can_multiply(residual)
 
-    def add_few(self, x: Tensor | ArrangedRows, residual: Tensor) -> Tensor:
+    def add_few(self, x: Tensor | FewRows | ArrangedRows, residual: Tensor) -> Tensor:
         """`linear_add` of few rows, arranged or not: [rows, outputs]."""
-        return quant_gemv_cuda.linear(x, self._tiled, residual)
+        if self._next is None or isinstance(x, ArrangedRows) or len(x) > prepared_rows.MOST_FEW:
+            return quant_gemv_cuda.linear(x, self._tiled, residual)
+        out, weighed = quant_gemv_cuda.linear_weighed(x, self._tiled, residual, self._next)
+        self._next.ahead.put(out, weighed)
+        return out
 
     def many_into(self, flat: Tensor, out: Tensor, *, adds: bool = False) -> None:
         """Write the product of many rows to `out` [rows, outputs], which may be columns of a wider
@@ -174,7 +187,7 @@ class TiledQuantStack(StackedWeight):
             return self._many(flat if norm is None else norm(flat)).view(*x.shape[:-1], -1)
         if not quant_gemv_cuda.can_multiply(flat):
             return super().linear(x, norm)
-        rows = prepared_rows.prepared(flat, [each.coding for each in self._tiled], norm)
+        rows = _prepared(flat, norm, *self._tiled)
         out = flat.new_empty(len(flat), self._ranges[-1][1])
         for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
             segment.linear_into(rows, out[:, begin:end], beside=begin > 0)
@@ -185,3 +198,12 @@ class TiledQuantStack(StackedWeight):
         for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
             segment.many_into(flat, out[:, begin:end])
         return out
+
+
+def _prepared(flat: Tensor, norm: InputNorm | None, *weights: TiledQuantWeight) -> PreparedRows:
+    """Few rows as all of these weights multiply them; taken from the preceding product if that has
+    prepared them."""
+    if norm is not None and (ahead := norm.ahead.take(flat)) is not None:
+        prepared: WeighedRows = ahead
+        return prepared
+    return prepared_rows.prepared(flat, [each.coding for each in weights], norm)
