@@ -1,4 +1,4 @@
-// A warp arranges a unit of 256 columns of a row of x for products of 9 to 16 rows: see arranged_rows.cuh.
+// A warp arranges a unit of 256 columns of a row of x for products of more than 8 rows: see arranged_rows.cuh.
 //
 // Compiled with: LIFTS (a bit for each wanted lift), SUMS.
 
