@@ -68,9 +68,8 @@ class LaneContents:
     def is_late(self) -> bool:
         """Whether all that is deferred can be done as well after a few steps of other lanes, and
         prompts that are to be saved after decode steps of their own."""
-        return all(save.is_late for save in self._saves) and (
-            self.prefixes.saves_rows_only
-            and all(self._is_whole(generation) for generation, _ in self._ended)
+        return all(save.is_late for save in self._saves) and all(
+            self._is_whole(generation) for generation, _ in self._ended
         )
 
     @property

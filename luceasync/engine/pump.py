@@ -297,9 +297,9 @@ class Pump:
         def queued(end: int, logits: Tensor | None) -> None:
             self.lanes.save_later(generation, end, logits, is_late=is_late and logits is not None)
             if logits is not None and self._runs_async and not is_late:
-                self.lanes.release_deferred()  # costs nothing while the device computes
+                self.lanes.save_deferred()  # costs nothing while the device computes
 
-        if self.steps.prefill(generation, queued, fetches=is_late):
+        if self.steps.prefill(generation, queued, fetches=self._runs_async, is_late=is_late):
             self._advanced([generation])
         if generation.num_prefilled == generation.lease.num_prompt_tokens:
             begin, end = generation.num_cached, generation.num_prefilled

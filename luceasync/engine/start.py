@@ -155,7 +155,7 @@ def _directory_spec_of(
         tuple(shard.begin for shard in plan.shards),
         model.spec.end_kinds,
         lambda: facts_of(model.weights.paths, model.spec, plan.precision, cache_dir),
-        host.allocate,
+        host.allocate_soon,  # the disk's readers may wait
         is_shared=config.is_shared,
         store=store_spec_of(config),
     )

@@ -72,14 +72,15 @@ class Steps:
         queued: Callable[[int, Tensor | None], None],
         *,
         fetches: bool = False,
+        is_late: bool = False,
     ) -> bool:
         """Run one chunk of a prompt. Returns whether there is something to deliver: the first
         token, which the last chunk yields, an end, or log-probabilities of the chunk.
 
         `queued(end, logits)` is called when the pass is queued, before the host waits for
         `logits`: the lane then holds the prompt's first `end` tokens. `logits` float32 [vocab], of
-        the last chunk alone. `fetches`: it is called with them on the host, where the best token is
-        found too, while a drafter may still take up the prompt.
+        the last chunk alone. `fetches`: they are copied to the host, where the best token is found
+        while a drafter may still take up the prompt. `is_late`: `queued` is called with this copy.
         """
         prompt = generation.to_prefill
         begin = generation.num_prefilled
@@ -104,15 +105,16 @@ class Steps:
         self.num_prefilled_total += end - begin
         if scores:
             score(generation, begin, end, self._target.logits_after(end - begin))
+        if coming is None or not is_late:
+            queued(end, logits)
+        # The host needs the logits next, and the device's time counts as prefill.
         if coming is not None:
             here = torch.from_numpy(coming.fetch())
-            queued(end, here)
             logits = here if takes_best(generation) else logits
-        else:
-            queued(end, logits)
-            if logits is not None:
-                # The host needs the logits next, and the device's time counts as prefill.
-                self._synchronize()
+            if is_late:
+                queued(end, here)
+        elif logits is not None:
+            self._synchronize()
         generation.prefill_s += time.perf_counter() - started
         if logits is not None:
             begin_answer(generation, logits)

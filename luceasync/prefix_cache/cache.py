@@ -212,18 +212,13 @@ class PrefixCache:
 
     # --- save, while it runs and at its end ------------------------------------------------------
 
-    @property
-    def saves_rows_only(self) -> bool:
-        """Whether nothing is saved but rows, which stay until their lane is emptied."""
-        return not self._recurrent
-
     def can_save_late(self, lease: Lease) -> bool:
         """Whether `save_prompt` of the whole prompt saves the same after a few steps more: rows of
         keys and values stay, but a state of the end does not, and a drafter's oldest features are
         overwritten by new ones."""
         reach = self._memory.num_feature_tokens
         has_features = not reach or lease.num_prompt_tokens + LATE_TOKENS <= reach
-        return self.saves_rows_only and has_features
+        return not self._recurrent and has_features
 
     def save_prompt(self, lease: Lease, lane: int, end: int, logits: Tensor | None) -> None:
         """Save what is planned of a prompt of which the lane holds the first `end` tokens;
