@@ -10,6 +10,7 @@ import contextlib
 import logging
 import mmap
 import threading
+import time
 import weakref
 from bisect import bisect_left
 from collections import deque
@@ -31,6 +32,7 @@ PIECE_BYTES = 8 << 20
 SLAB_BYTES = 8 * PIECE_BYTES  # requests that arrive during this wait for the driver: some 25 ms
 SPARE_BYTES = 4 << 30  # with this much free, more is added only while nothing runs
 QUIET_POLL_S = 0.1
+SOON_S, SOON_POLL_S = 1.0, 0.003  # how long to wait for pages; a slab takes 15 ms
 WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first slab is waited for
 TOUCHED_BYTES, NUM_TOUCHERS = 32 << 20, 8  # at once, of memory that is locked as a whole
 CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
@@ -98,6 +100,11 @@ class HostMemory(Protocol):
         with the last memoryview, array or tensor over them. Raises MemoryError."""
         ...
 
+    def allocate_soon(self, num_bytes: int) -> memoryview:
+        """`allocate`, for threads that may wait a little for memory that is being prepared. Raises
+        MemoryError."""
+        ...
+
     def close(self) -> None:
         """Allocate no more. Regions stay until their last view goes. Idempotent."""
         ...
@@ -108,6 +115,9 @@ class PlainMemory:
 
     def allocate(self, num_bytes: int) -> memoryview:
         return memoryview(map_pages(num_bytes))
+
+    def allocate_soon(self, num_bytes: int) -> memoryview:
+        return self.allocate(num_bytes)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -296,6 +306,17 @@ class Arena:
         going.atexit = False
         return region.data
 
+    def allocate_soon(self, num_bytes: int) -> memoryview:
+        deadline_s = time.monotonic() + SOON_S
+        while True:
+            is_growing = self._thread.is_alive() and not self._is_complete.is_set()
+            try:
+                return self.allocate(num_bytes)
+            except MemoryError:
+                if not is_growing or time.monotonic() >= deadline_s:
+                    raise
+            self._is_complete.wait(SOON_POLL_S)
+
     def offset_of(self, region: memoryview) -> int:
         """The offset of a region, or of any view of one: the same in every process."""
         offset = int(np.frombuffer(region, np.uint8).ctypes.data) - self._origin
@@ -403,6 +424,9 @@ class WarmMemory:
         if is_full:  # unused pages would exceed the capacity
             self._arena.give_up_pages()
         return region
+
+    def allocate_soon(self, num_bytes: int) -> memoryview:
+        return self.allocate(num_bytes)
 
     def close(self) -> None:
         self._arena.close()

@@ -181,6 +181,26 @@ def test_a_refused_allocation_makes_it_grow_at_once():
     arena.close()
 
 
+def test_a_reader_waits_for_memory_that_is_being_prepared():
+    arena = Arena(CAPACITY_BYTES, NotedLock(), PIECE_BYTES, threading.Event(), PIECE_BYTES)
+    with pytest.raises(MemoryError):
+        arena.allocate(CAPACITY_BYTES)  # a caller that must not wait
+    assert arena.allocate_soon(CAPACITY_BYTES).nbytes == CAPACITY_BYTES
+    arena.close()
+
+
+def test_a_reader_waits_for_nothing_that_will_not_come(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("luceasync.host_cache.arena.SOON_S", 60.0)
+    arena, started_s = Arena(CAPACITY_BYTES, NotedLock(), PIECE_BYTES), time.monotonic()
+    assert arena.wait(30)
+    with pytest.raises(MemoryError):
+        arena.allocate_soon(2 * CAPACITY_BYTES)
+    arena.close()
+    with pytest.raises(MemoryError):
+        arena.allocate_soon(1)
+    assert time.monotonic() - started_s < 30
+
+
 def test_an_arena_that_waits_for_a_quiet_moment_can_be_closed():
     arena = Arena(CAPACITY_BYTES, NotedLock(), PIECE_BYTES, threading.Event(), spare_bytes=1)
     arena.close()
