@@ -23,7 +23,6 @@ from luceasync.kernels.overlap import (
     start_next,
     wait_for_inputs,
 )
-from luceasync.kernels.quant_gemv_kernel import prefetch
 
 MANY_ROWS = 64  # of a tile of prefill
 
@@ -67,8 +66,8 @@ def linear(
     x: [places, dim], or [rows, dim] and `rows`, int32 [places], the row of each place. matrices:
     [experts, outputs, dim]; tiles: see experts_routing.choose. `shared`: [outputs, dim], the matrix
     after all experts. `far`: like `matrices`; tiles made for slots refer to these as the matrices
-    after that one. `is_listed`: the launch before this one has waited for the tiles, so matrices
-    are fetched while it runs.
+    after that one. `is_listed`: the launch before this one has waited for the tiles, which are read
+    while it runs.
     """
     far = None if far is None else far[None]
     return _product(
@@ -84,13 +83,16 @@ def swiglu(
     *,
     shared: Tensor | None = None,
     far: Tensor | None = None,
+    fills: Tensor | None = None,
     chosen: ExpertsTile | None = None,
 ) -> Tensor:
     """silu(gate) * up of each place, as `linear`: [places, inner].
 
-    matrices: [2, experts, inner, dim], gates first; shared: [2 * inner, dim].
+    matrices: [2, experts, inner, dim], gates first; shared: [2 * inner, dim]. `fills`: what the
+    launch before this one copies to slots, see experts_routing.choose; it has waited for the
+    choice.
     """
-    return _product(x, matrices, tiles, len(rows), rows, shared, far, chosen)
+    return _product(x, matrices, tiles, len(rows), rows, shared, far, chosen, fills=fills)
 
 
 def _product(
@@ -104,11 +106,13 @@ def _product(
     chosen: ExpertsTile | None,
     *,
     is_listed: bool = False,
+    fills: Tensor | None = None,
 ) -> Tensor:
     is_nvidia = x.is_cuda and torch.version.hip is None
     num_parts, num_experts, num_outputs, dim = matrices.shape
     assert matrices.is_contiguous() and (shared is None or shared.is_contiguous())
     paired = num_parts == 2
+    num_fills = 0 if fills is None else len(fills)
     x, out = x.contiguous(), x.new_empty(num_places, num_outputs)
     size = matrices.element_size()
     chosen = chosen or tile(paired=paired, element_bytes=size, shared_bytes=shared_bytes(x))
@@ -119,13 +123,15 @@ def _product(
         far,
         rows,
         tiles,
+        fills,
+        num_fills,
         out,
         num_experts,
         0 if far is None else far.shape[1],
         num_outputs,
         dim,
+        FILLS=triton.next_power_of_2(num_fills) if num_fills else 0,
         LISTED=is_listed,
-        PREFETCH=is_listed and is_nvidia,
         PAIRED=paired,
         EVEN_K=dim % (chosen.block_k * chosen.split) == 0,
         ROWS=TILE_ROWS if is_nvidia else 16,
@@ -140,7 +146,7 @@ def _product(
     return out
 
 
-@kernel()
+@kernel(do_not_specialize=["num_fills"])
 def _few_rows_kernel(
     x,
     matrices,
@@ -148,13 +154,15 @@ def _few_rows_kernel(
     far,
     rows,
     tiles,
+    fills,
+    num_fills,
     out,
     num_experts,
     num_far,
     num_outputs,
     dim,
+    FILLS: tl.constexpr,
     LISTED: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -170,12 +178,19 @@ def _few_rows_kernel(
     # Rows past the end read row 0: no mask in the loop, and their results are not stored.
     own = tl.where(n_ok, n, 0).to(tl.int64) * dim
     k = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    if not LISTED:
+    if FILLS == 0 and not LISTED:
         wait_for_inputs(OVERLAP)
         start_next(OVERLAP)
     at_tile = tiles + 3 * tl.program_id(1)
     matrix = tl.load(at_tile, cache_modifier=".cg")  # written while others of a layer ran here
     if matrix >= 0:
+        if FILLS > 0:  # only what is being copied to slots is waited for
+            fill = tl.arange(0, FILLS)
+            at_fill = fills + 2 * fill + 1
+            slot = tl.load(at_fill, mask=fill < num_fills, other=-1, cache_modifier=".cg")
+            if tl.max((slot == matrix).to(tl.int32), 0) > 0:
+                wait_for_inputs(OVERLAP)
+            start_next(OVERLAP)
         place = tl.load(at_tile + 1, cache_modifier=".cg") + m
         m_ok = place < tl.load(at_tile + 2, cache_modifier=".cg")
         row = place
@@ -191,16 +206,6 @@ def _few_rows_kernel(
             is_far, number = matrix > num_experts, matrix - num_experts - 1
             first = tl.where(is_far, far + number * size, first)
             second = tl.where(is_far, far + (num_far + number) * size, second)
-        if PREFETCH:
-            num_near = num_experts
-            if shared is not None:
-                num_near += 1
-            if matrix < num_near:  # host memory would cross the bus twice
-                LINE: tl.constexpr = 128 // (matrices.dtype.element_ty.primitive_bitwidth // 8)
-                begin = tl.program_id(0) * BLOCK_N * dim
-                for at in range(0, BLOCK_N * dim, 128 * LINE):
-                    line = begin + at + tl.arange(0, 128) * LINE
-                    prefetch(first + tl.minimum(line, size - 1))
         if LISTED:
             wait_for_inputs(OVERLAP)
             start_next(OVERLAP)

@@ -74,15 +74,27 @@ def swiglu(
     shared: TiledMatrix | None = None,
     far: TiledMatrix | None = None,
     tile_rows: int = TILE_ROWS,
+    fills: Tensor | None = None,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """silu(gate) * up of each place: [places, inner].
 
     x: [rows, dim]; `rows`: int32 [places], the row of each place; matrices: [2 * experts * inner,
-    dim], all gates first.
+    dim], all gates first. `fills`: what the launch before this one copies to slots, see
+    experts_routing.choose; it has waited for the choice.
     """
     return _product(
-        x, matrices, num_experts, tiles, len(rows), rows, shared, far, tile_rows, chosen
+        x,
+        matrices,
+        num_experts,
+        tiles,
+        len(rows),
+        rows,
+        shared,
+        far,
+        tile_rows,
+        chosen,
+        fills=fills,
     )
 
 
@@ -99,12 +111,14 @@ def _product(
     chosen: QuantTile | None,
     *,
     is_listed: bool = False,
+    fills: Tensor | None = None,
 ) -> Tensor:
     paired, is_nvidia = rows is not None, x.is_cuda and torch.version.hip is None
     num_outputs = weight.num_rows // (num_experts * (2 if paired else 1))
     num_row_blocks = num_outputs // BLOCK_ROWS
     chosen = chosen or TILES[weight.coding.bits][0 if paired else 1]
     own_blocks = chosen.row_blocks // 2 if paired else chosen.row_blocks
+    num_fills = 0 if fills is None else len(fills)
     x, out = x.contiguous(), x.new_empty(num_places, num_outputs)
     _quant_rows_kernel.launch(
         (triton.cdiv(num_row_blocks, own_blocks), len(tiles), 1),
@@ -114,6 +128,8 @@ def _product(
         *_tensors(far),
         rows,
         tiles,
+        fills,
+        num_fills,
         out,
         num_experts,
         num_experts * num_row_blocks,
@@ -128,6 +144,7 @@ def _product(
         ROW_BLOCKS=chosen.row_blocks,
         STRIDES=chosen.strides,
         STEPS=chosen.steps,
+        FILLS=triton.next_power_of_2(num_fills) if num_fills else 0,
         LISTED=is_listed,
         ASM=is_nvidia and x.dtype == torch.bfloat16,
         num_warps=chosen.strides,
@@ -155,6 +172,7 @@ def _tensors(matrix: TiledMatrix | None) -> tuple[Tensor | None, ...]:
 
 @kernel(
     do_not_specialize=[
+        "num_fills",
         "num_experts",
         "part_blocks",
         "far_part_blocks",
@@ -184,6 +202,8 @@ def _quant_rows_kernel(
     far_small_minimums,
     rows,
     tiles,
+    fills,
+    num_fills,
     out,
     num_experts,
     part_blocks,
@@ -198,6 +218,7 @@ def _quant_rows_kernel(
     ROW_BLOCKS: tl.constexpr,
     STRIDES: tl.constexpr,
     STEPS: tl.constexpr,
+    FILLS: tl.constexpr,
     LISTED: tl.constexpr,
     ASM: tl.constexpr,
     BITS: tl.constexpr,
@@ -219,12 +240,19 @@ def _quant_rows_kernel(
     STEP: tl.constexpr = STEPS * STRIDES
     UNITS: tl.constexpr = ROW_BLOCKS * STRIDES
     DTYPE: tl.constexpr = x.dtype.element_ty
-    if not LISTED:
+    if FILLS == 0 and not LISTED:
         wait_for_inputs(OVERLAP)
         start_next(OVERLAP)
     at_tile = tiles + 3 * tl.program_id(1)
     matrix = tl.load(at_tile, cache_modifier=".cg")  # written while others of a layer ran here
     if matrix >= 0:
+        if FILLS > 0:  # only what is being copied to slots is waited for
+            fill = tl.arange(0, FILLS)
+            at_fill = fills + 2 * fill + 1
+            slot = tl.load(at_fill, mask=fill < num_fills, other=-1, cache_modifier=".cg")
+            if tl.max((slot == matrix).to(tl.int32), 0) > 0:
+                wait_for_inputs(OVERLAP)
+            start_next(OVERLAP)
         begin_place = tl.load(at_tile + 1, cache_modifier=".cg")
         end_place = tl.load(at_tile + 2, cache_modifier=".cg")
         if shared_codes is not None:

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from luceasync.kernels.experts_slots import SlotTable, matrices_of
+from luceasync.kernels.experts_slots import SlotTable, matrices_of, table_state
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
+from luceasync.kernels.quant_gemv_step import nothing
 
 MAX_ROWS = 64
 TILE_ROWS = 8  # of a tile, which has rows of one expert
@@ -201,6 +202,9 @@ def _choose_kernel(
     row = tl.program_id(0)
     expert = tl.arange(0, WIDTH)
     ok = expert < num_experts
+    state = nothing()
+    if SLOTS > 0:
+        state = table_state(slot_of, clock, counts, num_experts, WIDTH)
     added = tl.zeros([WIDTH], tl.float32)
     if bias is not None:
         added = tl.load(bias + expert, mask=ok, other=0.0)
@@ -236,6 +240,7 @@ def _choose_kernel(
     elif ROWS == 1:
         _list_tiles(
             order[None, :],
+            state,
             rows,
             places,
             bounds,
@@ -270,6 +275,7 @@ def _choose_kernel(
                 tl.store(arrivals, 0)
                 _list_tiles(
                     _orders_of(orders, num_rows, num_experts, WIDTH, ROWS),
+                    state,
                     rows,
                     places,
                     bounds,
@@ -329,9 +335,13 @@ def _list_kernel(
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
+    state = nothing()
+    if SLOTS > 0:
+        state = table_state(slot_of, clock, counts, num_experts, WIDTH)
     wait_for_inputs(OVERLAP)
     _list_tiles(
         _orders_of(orders, num_rows, num_experts, WIDTH, ROWS),
+        state,
         rows,
         places,
         bounds,
@@ -372,6 +382,7 @@ def _orders_of(orders, num_rows, num_experts, WIDTH: tl.constexpr, ROWS: tl.cons
 @triton.jit
 def _list_tiles(
     order,
+    state,
     rows,
     places,
     bounds,
@@ -418,6 +429,7 @@ def _list_tiles(
     if SLOTS > 0:
         matrix = matrices_of(
             num_of > 0,
+            state,
             slot_of,
             expert_of,
             used,

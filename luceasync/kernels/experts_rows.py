@@ -237,12 +237,15 @@ def add_weighted(
     base: Tensor,
     shared: Tensor | None = None,
     gates: Tensor | None = None,
+    *,
+    is_chosen: bool = False,
 ) -> Tensor:
     """base + the sum of each row's results by its weights + its result of a shared expert, rounded
     once.
 
     results: [places, dim]; weights, places: [n, k]; base: [n, dim]; shared: [n, dim], which is
-    multiplied by `gates`, float32 [n].
+    multiplied by `gates`, float32 [n]. `is_chosen`: the launch before this one has waited for all
+    but `results` and `shared`, so the rest is loaded while it runs.
     """
     (num_rows, num_chosen), dim = places.shape, base.shape[1]
     base, out = base.contiguous(), base.new_empty(base.shape)
@@ -259,6 +262,7 @@ def add_weighted(
         dim,
         NUM_CHOSEN=num_chosen,
         BLOCK=BLOCK,
+        CHOSEN=is_chosen,
         num_warps=4,
         **overlap_options(base),
     )
@@ -277,21 +281,32 @@ def _add_weighted_kernel(
     dim,
     NUM_CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHOSEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = column < dim
-    wait_for_inputs(OVERLAP)
-    total = tl.load(base + row * dim + column, mask=ok, other=0.0).to(tl.float32)
+    if not CHOSEN:
+        wait_for_inputs(OVERLAP)
+    total = tl.load(base + row * dim + column, mask=ok, other=0.0, cache_modifier=".cg")
+    total = total.to(tl.float32)
+    at_result, factors = nothing(), nothing()
     for j in tl.static_range(NUM_CHOSEN):
-        place = tl.load(places + row * NUM_CHOSEN + j).to(tl.int64)
-        weight = tl.load(weights + row * NUM_CHOSEN + j)
-        total += weight * tl.load(results + place * dim + column, mask=ok, other=0.0).to(tl.float32)
+        place = tl.load(places + row * NUM_CHOSEN + j, cache_modifier=".cg").to(tl.int64)
+        at_result += (results + place * dim + column,)
+        factors += (tl.load(weights + row * NUM_CHOSEN + j, cache_modifier=".cg"),)
+    gate = 1.0
+    if gates is not None:
+        gate = tl.load(gates + row, cache_modifier=".cg")
+    if CHOSEN:
+        wait_for_inputs(OVERLAP)
+    for j in tl.static_range(NUM_CHOSEN):
+        total += factors[j] * tl.load(at_result[j], mask=ok, other=0.0).to(tl.float32)
     if shared is not None:
         own = tl.load(shared + row * dim + column, mask=ok, other=0.0).to(tl.float32)
         if gates is not None:
-            own *= tl.load(gates + row)
+            own *= gate
         total += own
     tl.store(out + row * dim + column, total.to(out.dtype.element_ty), mask=ok)

@@ -61,8 +61,19 @@ class SlotTable:
 
 
 @triton.jit
+def table_state(slot_of, clock, counts, num_experts, EXPERTS: tl.constexpr):
+    """What `matrices_of` reads first. Only the kernel that calls it writes a table, so this may be
+    loaded before other kernels of a pass have ended.
+    """
+    expert = tl.arange(0, EXPERTS)
+    slot = tl.load(slot_of + expert, mask=expert < num_experts, other=-1)
+    return slot, tl.load(clock), tl.load(counts), tl.load(counts + 1), tl.load(counts + 2)
+
+
+@triton.jit
 def matrices_of(
     is_needed,
+    state,
     slot_of,
     expert_of,
     used,
@@ -85,8 +96,7 @@ def matrices_of(
     NONE: tl.constexpr = -1
     LAST: tl.constexpr = (1 << 63) - 1
     expert = tl.arange(0, EXPERTS)
-    now = tl.load(clock)
-    slot = tl.load(slot_of + expert, mask=expert < num_experts, other=NONE)
+    slot, now, num_hit, num_copied, num_read = state
     is_hit, is_missed = is_needed & (slot >= 0), is_needed & (slot < 0)
     tl.store(used + slot, now + 0 * slot, mask=is_hit)
     num_hits, num_missed = tl.sum(is_hit.to(tl.int32), 0), tl.sum(is_missed.to(tl.int32), 0)
@@ -117,9 +127,9 @@ def matrices_of(
                 num_filled += 1
     fill = tl.arange(0, FILLS)
     tl.store(fills + 2 * fill + 1, NONE + 0 * fill, mask=(fill >= num_filled) & (fill < most))
-    num_hits += tl.load(counts)
-    num_copied = tl.load(counts + 1) + num_filled
-    num_read = tl.load(counts + 2) + num_missed - num_filled
+    num_hits += num_hit
+    num_copied += num_filled
+    num_read += num_missed - num_filled
     tl.store(clock, now + 1)
     tl.store(counts, num_hits)
     tl.store(counts + 1, num_copied)
@@ -177,9 +187,9 @@ def _fill_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    start_next(OVERLAP)
     fill = tl.arange(0, FILLS)
     wait_for_inputs(OVERLAP)
+    start_next(OVERLAP)  # products of what is in slots wait for the choice alone
     slots = tl.load(fills + 2 * fill + 1, mask=fill < num_fills, other=-1)
     for number in range(tl.sum((slots >= 0).to(tl.int32), 0)):  # these come first
         slot = tl.load(fills + 2 * number + 1).to(tl.int64)

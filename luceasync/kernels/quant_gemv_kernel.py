@@ -21,7 +21,7 @@ from luceasync.kernels.quant_gemv_step import (
 
 
 @triton.jit
-def prefetch(pointers):
+def _prefetch(pointers):
     """Prefetch the cache lines of these bytes, without waiting."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
@@ -105,7 +105,7 @@ def quant_gemv_kernel(
             at_row += row // OWN * num_row_blocks
             first = codes + (at_row.to(tl.int64) * num_blocks + begin) * (LINES * 64)
             for at in range(0, (end - begin) * LINES, 128):
-                prefetch(first + tl.minimum(at + line, (end - begin) * LINES - 1) * 64)
+                _prefetch(first + tl.minimum(at + line, (end - begin) * LINES - 1) * 64)
 
     column_batch = tl.arange(0, STEP)  # [step, stride]
     column_offset = column_batch % STRIDES * STEPS + column_batch // STRIDES

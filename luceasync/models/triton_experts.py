@@ -34,9 +34,9 @@ from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU, Weight
 
 SLICE_BYTES = 128 << 20  # of experts that are dequantised at once: a plan counts them as workspace
-# Rows of an expert, on average, up to which tiles of few rows multiply codes: more are faster with
-# numbers, measured on an H200.
-MOST_OF_CODES = 16
+# Rows of an expert, on average, up to which tiles of few rows multiply codes, where more are
+# dequantised (measured on an H200), and where they are decoded within the product (on an H100).
+MOST_OF_CODES = {"dequantised": 16, "decoded": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,13 @@ class PlainExperts:
         if isinstance(choice, TiledChoice):
             others = None if far is None else far.tensors["rows"]
             return experts_product.swiglu(
-                x, self.each, choice.tiles, choice.rows, shared=_plain(shared), far=others
+                x,
+                self.each,
+                choice.tiles,
+                choice.rows,
+                shared=_plain(shared),
+                far=others,
+                fills=choice.fills,
             )
         out = x.new_empty(len(choice.rows), self.each.shape[2])
         _multiply_many(x, self.each, choice, out)
@@ -307,7 +313,7 @@ class TiledQuantExperts:
             return experts_quant.linear(
                 x, self.tiled, num_experts, tiles, len(x), shared=own, far=others, is_listed=True
             )
-        if self._is_of_codes(choice):
+        if self._is_of_codes(x, choice):
             tiles = _tiles_of_few(choice)
             return experts_quant.linear(x, self.tiled, self.num_experts, tiles, len(x))
         return self._many(x, choice)
@@ -323,15 +329,24 @@ class TiledQuantExperts:
             others = None if far is None else _quantised(far)
             tiles, num_experts, own = choice.tiles, self.num_experts, _tiled(shared)
             return experts_quant.swiglu(
-                x, self.tiled, num_experts, tiles, choice.rows, shared=own, far=others
+                x,
+                self.tiled,
+                num_experts,
+                tiles,
+                choice.rows,
+                shared=own,
+                far=others,
+                fills=choice.fills,
             )
-        if self._is_of_codes(choice):
+        if self._is_of_codes(x, choice):
             tiles = _tiles_of_few(choice)
             return experts_quant.swiglu(x, self.tiled, self.num_experts, tiles, choice.rows)
         return self._many(x, choice)
 
-    def _is_of_codes(self, choice: Choice) -> bool:
-        return len(choice.rows) <= MOST_OF_CODES * self.num_experts
+    def _is_of_codes(self, x: Tensor, choice: Choice) -> bool:
+        is_decoded = experts_prompt_quant.can_multiply(x, self.tiled)
+        most = MOST_OF_CODES["decoded" if is_decoded else "dequantised"]
+        return len(choice.rows) <= most * self.num_experts
 
     def _many(self, x: Tensor, choice: Choice) -> Tensor:
         if not experts_prompt_quant.can_multiply(x, self.tiled):
@@ -419,7 +434,15 @@ class TritonRoutedExperts(RoutedExperts):
             shared = results[choice.places.numel() :]
         elif self.shared is not None:
             shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
-        return experts_rows.add_weighted(results, choice.weights, choice.places, x, shared, gates)
+        return experts_rows.add_weighted(
+            results,
+            choice.weights,
+            choice.places,
+            x,
+            shared,
+            gates,
+            is_chosen=has_shared or self.shared is None,
+        )
 
     def _add(self, x: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
         router, weight, gate = self.router, self.router.weight, self.router.shared_gate

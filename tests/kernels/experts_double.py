@@ -200,6 +200,7 @@ def swiglu(
     *,
     shared: Tensor | None = None,
     far: Tensor | None = None,
+    fills: Tensor | None = None,
 ) -> Tensor:
     """See experts_product."""
     gates, ups = (
@@ -254,6 +255,7 @@ def add_weighted(
     base: Tensor,
     shared: Tensor | None = None,
     gates: Tensor | None = None,
+    is_chosen: bool = False,
 ) -> Tensor:
     """See experts_rows."""
     total = base.float() + (weights[..., None] * results[places.long()].float()).sum(1)
