@@ -76,8 +76,8 @@ def multiply(
     multiply_registers, load_registers = GATHER_REGISTERS if gathers else COPY_REGISTERS
     _prompt_rows_kernel.launch(
         (num_multiprocessors(x), 1, 1),
-        x if gathers else _blocks_of(x, TILE_ROWS),
-        _blocks_of(matrices.view(-1, dim), BLOCK_N.value),
+        x if gathers else blocks_of(x, TILE_ROWS),
+        blocks_of(matrices.view(-1, dim), BLOCK_N.value),
         rows,
         *tiles,
         out,
@@ -107,14 +107,14 @@ class _Blocks(TensorDescriptor):  # type: ignore[misc]  # Triton brings no types
         return *self.block_shape, self.base.dtype
 
 
-def _blocks_of(x: Tensor, num_rows: int) -> TensorDescriptor:
+def blocks_of(x: Tensor, num_rows: int) -> TensorDescriptor:
     """A descriptor of rows [.., dim] for copies of `num_rows` rows, BLOCK_K columns each."""
-    block, layout = _layout(num_rows, x.dtype)
+    block, layout = block_layout(num_rows, x.dtype)
     return _Blocks(x, list(x.shape), list(x.stride()), block, layout)
 
 
 @functools.cache
-def _layout(num_rows: int, dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
+def block_layout(num_rows: int, dtype: torch.dtype) -> tuple[list[int], gl.NVMMASharedLayout]:
     """The layout of a block of rows in shared memory."""
     block = [num_rows, BLOCK_K.value]
     of = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
@@ -150,21 +150,11 @@ def _prompt_rows_kernel(
 
     DTYPE: gl.constexpr = matrices.dtype
     LAYOUT: gl.constexpr = matrices.layout
-    x_rows = gl.allocate_shared_memory(DTYPE, [STAGES, 2 * ROWS, BLOCK_K], LAYOUT)
-    firsts = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_K], LAYOUT)
-    seconds = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_K], LAYOUT)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=2 if PAIRED else 1)
-        mbarrier.init(free.index(i), count=2)
-    fence_async_shared()
-    stores = (x_rows, firsts, seconds)
-    barriers = (full, free)
+    stores, barriers = stages(DTYPE, LAYOUT, STAGES, 2 if PAIRED else 1)
     gl.warp_specialize(
         [
-            (_multiply, (0, out, tiles, stores, barriers, work, sizes, PAIRED)),
-            (_multiply, (1, out, tiles, stores, barriers, work, sizes, PAIRED)),
+            (multiply_tiles, (0, out, tiles, stores, barriers, work, sizes, PAIRED)),
+            (multiply_tiles, (1, out, tiles, stores, barriers, work, sizes, PAIRED)),
             (
                 _gather if PAIRED else _copy,
                 (x, matrices, rows, tiles, stores, barriers, work, sizes),
@@ -176,21 +166,60 @@ def _prompt_rows_kernel(
 
 
 @gluon.jit
+def stages(
+    DTYPE: gl.constexpr, LAYOUT: gl.constexpr, STAGES: gl.constexpr, NUM_ARRIVALS: gl.constexpr
+):
+    """Shared memory for rows and two blocks of a matrix; barriers that say that they are full, once
+    NUM_ARRIVALS have said so, and free.
+    """
+    x_rows = gl.allocate_shared_memory(DTYPE, [STAGES, 2 * ROWS, BLOCK_K], LAYOUT)
+    firsts = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_K], LAYOUT)
+    seconds = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_K], LAYOUT)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=NUM_ARRIVALS)
+        mbarrier.init(free.index(i), count=2)
+    fence_async_shared()
+    return (x_rows, firsts, seconds), (full, free)
+
+
+@gluon.jit
+def tile_of(i, tiles, work, sizes, WIDTH: gl.constexpr):
+    """Of a program's i-th tile: its places [begin, end), and the row of its matrix, WIDTH at a
+    time, that it begins with.
+    """
+    first_tile, _, num_blocks, _ = work
+    first, num_outputs, _, _ = sizes
+    at_tile = tiles + 3 * (first_tile + i // num_blocks)
+    row = (gl.load(at_tile) - first) * num_outputs + i % num_blocks * WIDTH
+    return gl.load(at_tile + 1), gl.load(at_tile + 2), row
+
+
+@gluon.jit
+def rows_to_copy(x, rows, begin, end, dim, NUM_ROWS: gl.constexpr):
+    """Pointers to the rows at places from `begin` on, the last before `end`, and columns."""
+    COPIED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    column = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPIED))[None, :]
+    tile_row = gl.arange(0, NUM_ROWS, layout=gl.SliceLayout(1, COPIED))
+    place = gl.minimum(begin + tile_row, end - 1)
+    return x + gl.load(rows + place).to(gl.int64)[:, None] * dim, column
+
+
+@gluon.jit
 def _copy(x, matrices, rows, tiles, stores, barriers, work, sizes):
     """Copy tiles of x, whose rows lie at their places, and of matrices. Rows after the last one of
     a tile are those of other experts.
     """
     x_rows, firsts, seconds = stores
     full, free = barriers
-    first_tile, total, num_blocks, num_steps = work
-    first, num_outputs, _, to_second = sizes
+    _, total, _, num_steps = work
+    _, _, _, to_second = sizes
     STAGES: gl.constexpr = x_rows.shape[0]
     NUM_BYTES: gl.constexpr = (2 * ROWS + 2 * BLOCK_N) * BLOCK_K * 2
     step = 0
     for i in range(gl.program_id(0), total, gl.num_programs(0)):
-        at_tile = tiles + 3 * (first_tile + i // num_blocks)
-        place = gl.load(at_tile + 1)
-        row = (gl.load(at_tile) - first) * num_outputs + i % num_blocks * (2 * BLOCK_N)
+        place, _, row = tile_of(i, tiles, work, sizes, 2 * BLOCK_N)
         for k in range(num_steps):
             stage = step % STAGES
             own = full.index(stage)
@@ -209,19 +238,14 @@ def _gather(x, matrices, rows, tiles, stores, barriers, work, sizes):
     """Copy the rows of tiles from where they are in x, and tiles of matrices."""
     x_rows, firsts, seconds = stores
     full, free = barriers
-    first_tile, total, num_blocks, num_steps = work
-    first, num_outputs, dim, to_second = sizes
+    _, total, _, num_steps = work
+    _, _, dim, to_second = sizes
     STAGES: gl.constexpr = x_rows.shape[0]
     NUM_BYTES: gl.constexpr = 2 * BLOCK_N * BLOCK_K * 2
-    COPIED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    column = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPIED))[None, :]
-    tile_row = gl.arange(0, 2 * ROWS, layout=gl.SliceLayout(1, COPIED))
     step = 0
     for i in range(gl.program_id(0), total, gl.num_programs(0)):
-        at_tile = tiles + 3 * (first_tile + i // num_blocks)
-        row = (gl.load(at_tile) - first) * num_outputs + i % num_blocks * BLOCK_N
-        place = gl.minimum(gl.load(at_tile + 1) + tile_row, gl.load(at_tile + 2) - 1)
-        own_rows = x + gl.load(rows + place).to(gl.int64)[:, None] * dim
+        begin, end, row = tile_of(i, tiles, work, sizes, BLOCK_N)
+        own_rows, column = rows_to_copy(x, rows, begin, end, dim, 2 * ROWS)
         for k in range(num_steps):
             stage = step % STAGES
             own = full.index(stage)
@@ -245,11 +269,13 @@ def _gather(x, matrices, rows, tiles, stores, barriers, work, sizes):
 
 
 @gluon.jit
-def _multiply(group: gl.constexpr, out, tiles, stores, barriers, work, sizes, PAIRED: gl.constexpr):
+def multiply_tiles(
+    group: gl.constexpr, out, tiles, stores, barriers, work, sizes, PAIRED: gl.constexpr
+):
     """Multiply and store the rows of one warpgroup."""
     x_rows, firsts, seconds = stores
     full, free = barriers
-    first_tile, total, num_blocks, num_steps = work
+    _, total, num_blocks, num_steps = work
     _, num_outputs, _, _ = sizes
     STAGES: gl.constexpr = x_rows.shape[0]
     WIDTH: gl.constexpr = BLOCK_N if PAIRED else 2 * BLOCK_N
@@ -259,9 +285,7 @@ def _multiply(group: gl.constexpr, out, tiles, stores, barriers, work, sizes, PA
     tile_row = group * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORED))[:, None]
     step = 0
     for i in range(gl.program_id(0), total, gl.num_programs(0)):
-        at_tile = tiles + 3 * (first_tile + i // num_blocks)
-        begin = gl.load(at_tile + 1)
-        end = gl.load(at_tile + 2)
+        begin, end, _ = tile_of(i, tiles, work, sizes, WIDTH)
         if begin + group * ROWS < end:
             one = gl.zeros([ROWS, BLOCK_N], gl.float32, SUMS)
             two = gl.zeros([ROWS, BLOCK_N], gl.float32, SUMS)

@@ -21,9 +21,12 @@ from luceasync.kernels.experts_prompt import (
     NUM_STAGES,
     ROWS,
     TILE_ROWS,
-    _blocks_of,
-    _layout,
-    _multiply,
+    block_layout,
+    blocks_of,
+    multiply_tiles,
+    rows_to_copy,
+    stages,
+    tile_of,
 )
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import num_multiprocessors
@@ -33,6 +36,7 @@ from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 
 MULTIPLY_REGISTERS, DECODE_REGISTERS = 168, 88  # of threads that multiply, and that decode
 LAUNCH_REGISTERS = 128
+EXPONENTS = 0x43004300  # of two bfloat16 numbers from 128 on, whose fractions are codes
 # What is decoded, all in super-groups of 256: 4 bits, with scales and minimums for 32 columns, and
 # 6 bits, with scales for 16.
 DECODED = (
@@ -65,7 +69,7 @@ def multiply(
     x = x.contiguous()
     _prompt_quant_kernel.launch(
         (num_multiprocessors(x), 1, 1),
-        x if gathers else _blocks_of(x, TILE_ROWS),
+        x if gathers else blocks_of(x, TILE_ROWS),
         matrices.codes.view(torch.int32),
         None if matrices.planes is None else matrices.planes.view(torch.int32),
         matrices.scales,
@@ -80,8 +84,9 @@ def multiply(
         matrices.num_columns,
         matrices.num_rows // BLOCK_ROWS,
         matrices.num_supergroups,
+        EXPONENTS,
         BITS=matrices.coding.bits,
-        LAYOUT=_layout(BLOCK_N.value, x.dtype)[1],
+        LAYOUT=block_layout(BLOCK_N.value, x.dtype)[1],
         PAIRED=gathers,
         STAGES=NUM_STAGES,
         MULTIPLY_REGISTERS=MULTIPLY_REGISTERS,
@@ -92,7 +97,7 @@ def multiply(
     )
 
 
-@kernel(gluon.jit, do_not_specialize=["num_experts"])
+@kernel(gluon.jit, do_not_specialize=["num_experts", "exponents"])
 def _prompt_quant_kernel(
     x,
     codes,
@@ -110,6 +115,7 @@ def _prompt_quant_kernel(
     dim,
     num_row_blocks,
     num_supergroups,
+    exponents,
     BITS: gl.constexpr,
     LAYOUT: gl.constexpr,
     PAIRED: gl.constexpr,
@@ -124,25 +130,14 @@ def _prompt_quant_kernel(
     to_second = num_experts * num_outputs if PAIRED else BLOCK_N
     sizes = (0, num_outputs, dim, to_second)
 
-    DTYPE: gl.constexpr = out.dtype.element_ty
-    x_rows = gl.allocate_shared_memory(DTYPE, [STAGES, 2 * ROWS, BLOCK_K], LAYOUT)
-    firsts = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_K], LAYOUT)
-    seconds = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, BLOCK_K], LAYOUT)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=2 if PAIRED else 3)
-        mbarrier.init(free.index(i), count=2)
-    fence_async_shared()
-    stores = (x_rows, firsts, seconds)
-    barriers = (full, free)
+    stores, barriers = stages(out.dtype.element_ty, LAYOUT, STAGES, 2 if PAIRED else 3)
     stored = (codes, planes, scales, small_scales, minimums, small_minimums)
-    coded = (num_row_blocks, num_supergroups)
+    coded = (num_row_blocks, num_supergroups, exponents)
     given = (x, stored, rows, tiles, stores, barriers, work, sizes, coded)
     gl.warp_specialize(
         [
-            (_multiply, (0, out, tiles, stores, barriers, work, sizes, PAIRED)),
-            (_multiply, (1, out, tiles, stores, barriers, work, sizes, PAIRED)),
+            (multiply_tiles, (0, out, tiles, stores, barriers, work, sizes, PAIRED)),
+            (multiply_tiles, (1, out, tiles, stores, barriers, work, sizes, PAIRED)),
             (_decode, (0, given, BITS, PAIRED)),
             (_decode, (1, given, BITS, PAIRED)),
         ],
@@ -153,28 +148,24 @@ def _prompt_quant_kernel(
 
 @gluon.jit
 def _decode(half: gl.constexpr, given, BITS: gl.constexpr, PAIRED: gl.constexpr):
-    """Decode one of two blocks of rows of a tile of matrices; the first decoder also copies rows
-    of x. The codes of a step are loaded while those of the step before are decoded.
+    """Decode one of two blocks of rows of a tile of matrices, and copy rows of x: half of those
+    that are gathered each, else the first decoder all. The codes of a step are loaded while those
+    of the step before are decoded.
     """
     x, stored, rows, tiles, stores, barriers, work, sizes, coded = given
     x_rows, firsts, seconds = stores
     full, free = barriers
-    _, total, num_blocks, num_steps = work
-    _, num_outputs, dim, to_second = sizes
+    exponents = coded[2]
+    _, total, _, num_steps = work
+    _, _, dim, to_second = sizes
     STAGES: gl.constexpr = x_rows.shape[0]
     WIDTH: gl.constexpr = BLOCK_N if PAIRED else 2 * BLOCK_N
     X_BYTES: gl.constexpr = 2 * ROWS * BLOCK_K * 2
-    COPIED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    column = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, COPIED))[None, :]
-    tile_row = gl.arange(0, 2 * ROWS, layout=gl.SliceLayout(1, COPIED))
     step = 0
     for i in range(gl.program_id(0), total, gl.num_programs(0)):
-        at_tile = tiles + 3 * (i // num_blocks)
-        begin = gl.load(at_tile + 1)
-        row = gl.load(at_tile) * num_outputs + i % num_blocks * WIDTH
+        begin, end, row = tile_of(i, tiles, work, sizes, WIDTH)
         if PAIRED:
-            place = gl.minimum(begin + tile_row, gl.load(at_tile + 2) - 1)
-            own_rows = x + gl.load(rows + place).to(gl.int64)[:, None] * dim
+            own_rows, column = rows_to_copy(x, rows, begin + half * ROWS, end, dim, ROWS)
         if half != 1:
             one = _load(stored, row, 0, num_steps, coded, BITS)
         if half != 0:
@@ -189,25 +180,33 @@ def _decode(half: gl.constexpr, given, BITS: gl.constexpr, PAIRED: gl.constexpr)
                 next_two = _load(stored, row + to_second, next_k, num_steps, coded, BITS)
             mbarrier.wait(free.index(stage), (step // STAGES & 1) ^ 1)
             at = k * BLOCK_K
+            if PAIRED:
+                async_copy.async_copy_global_to_shared(
+                    x_rows.index(stage).slice(half * ROWS, ROWS, dim=0), own_rows + (column + at)
+                )
+                async_copy.commit_group()
+            elif half != 1:
+                mbarrier.expect(own, X_BYTES)
+                tma.async_copy_global_to_shared(x, [begin, at], own, x_rows.index(stage))
             if half != 1:
-                if PAIRED:
-                    async_copy.async_copy_global_to_shared(
-                        x_rows.index(stage), own_rows + (column + at)
-                    )
-                    async_copy.commit_group()
-                else:
-                    mbarrier.expect(own, X_BYTES)
-                    tma.async_copy_global_to_shared(x, [begin, at], own, x_rows.index(stage))
-                firsts.index(stage).store(_numbers(one, firsts.dtype, BITS))
+                firsts.index(stage).store(_numbers(one, exponents, firsts.dtype, BITS))
                 one = next_one
             if half != 0:
-                seconds.index(stage).store(_numbers(two, firsts.dtype, BITS))
+                seconds.index(stage).store(_numbers(two, exponents, firsts.dtype, BITS))
                 two = next_two
-            if PAIRED and half != 1:
-                async_copy.wait_group(0)
-            fence_async_shared()
-            mbarrier.arrive(own, count=1)
+            if PAIRED:
+                if step > 0:  # the rows of the step before have been copied
+                    async_copy.wait_group(1)
+                    fence_async_shared()
+                    mbarrier.arrive(full.index((step + STAGES - 1) % STAGES), count=1)
+            else:
+                fence_async_shared()
+                mbarrier.arrive(own, count=1)
             step += 1
+    if PAIRED:
+        async_copy.wait_group(0)
+        fence_async_shared()
+        mbarrier.arrive(full.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
 
 
 @gluon.jit
@@ -216,7 +215,7 @@ def _load(stored, row, k, num_steps, coded, BITS: gl.constexpr):
     2, row by 8], and scales and minimums, [row blocks, row by 1, row by 8].
     """
     codes, planes, scales, small_scales, minimums, small_minimums = stored
-    num_row_blocks, num_supergroups = coded
+    num_row_blocks, num_supergroups, _ = coded
     WORDS: gl.constexpr = gl.BlockedLayout([1, 1, 4, 2], [2, 8, 2, 1], [4, 1, 1, 1], [3, 1, 2, 0])
     block, g, pair, far = _indices(WORDS)
     row_block = gl.minimum(row // 16 + block, num_row_blocks - 1)
@@ -266,32 +265,42 @@ def _indices(LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _numbers(loaded, DTYPE: gl.constexpr, BITS: gl.constexpr):
+def _numbers(loaded, exponents, DTYPE: gl.constexpr, BITS: gl.constexpr):
     """Decode what `_load` has loaded: [128, 64]."""
-    first = gl.join(_quarter(loaded, 0, DTYPE, BITS), _quarter(loaded, 1, DTYPE, BITS))
-    second = gl.join(_quarter(loaded, 2, DTYPE, BITS), _quarter(loaded, 3, DTYPE, BITS))
+    first = gl.join(
+        _quarter(loaded, exponents, 0, DTYPE, BITS), _quarter(loaded, exponents, 1, DTYPE, BITS)
+    )
+    second = gl.join(
+        _quarter(loaded, exponents, 2, DTYPE, BITS), _quarter(loaded, exponents, 3, DTYPE, BITS)
+    )
     # Rows by 16, by 8, rows; columns by 32, by 16, by 2, columns.
     return gl.join(first, second).permute((0, 3, 1, 6, 5, 2, 4)).reshape([128, 64])
 
 
 @gluon.jit
-def _quarter(loaded, quarter: gl.constexpr, DTYPE: gl.constexpr, BITS: gl.constexpr):
+def _quarter(loaded, exponents, quarter: gl.constexpr, DTYPE: gl.constexpr, BITS: gl.constexpr):
     """Columns [16 quarter, 16 quarter + 16): [.., column by 1]."""
     words, high, supers, smalls, super_minimums, small_minimums = loaded
-    even = words >> (4 * quarter) & 15
-    odd = words >> (4 * quarter + 16) & 15
+    # The codes of two columns as numbers from 128 on: fewer instructions than converting integers.
+    # The exponents are a parameter: an instruction has room for one constant, which is the mask.
+    pair = words >> (4 * quarter) & 0x000F000F
     if BITS == 6:
-        even = ((high >> (2 * quarter) & 3) << 4 | even) - 32
-        odd = ((high >> (2 * quarter + 16) & 3) << 4 | odd) - 32
+        pair = pair | (high >> (2 * quarter) & 0x00030003) << 4
+    pair = pair | exponents
+    even = gl.cast(pair << 16, gl.float32, bitcast=True)
+    odd = gl.cast(pair & -65536, gl.float32, bitcast=True)
+    if BITS == 6:
         small = smalls << (24 - 8 * quarter) >> 24
         scale = (supers.to(gl.float32) * small.to(gl.float32))[:, :, None, :]
-        one = even.to(gl.float32) * scale
-        two = odd.to(gl.float32) * scale
+        one = (even - 160.0) * scale
+        two = (odd - 160.0) * scale
     else:
         small = smalls.to(gl.int32) >> (quarter // 2 * 8) & 255
         scale = (supers.to(gl.float32) * small.to(gl.float32))[:, :, None, :]
         small = small_minimums.to(gl.int32) >> (quarter // 2 * 8) & 255
         minimum = (super_minimums.to(gl.float32) * small.to(gl.float32))[:, :, None, :]
-        one = even.to(gl.float32) * scale - minimum
-        two = odd.to(gl.float32) * scale - minimum
+        even, scale = gl.broadcast(even, scale)
+        odd, minimum = gl.broadcast(odd, minimum)
+        one = gl.fma(even - 128.0, scale, -minimum)
+        two = gl.fma(odd - 128.0, scale, -minimum)
     return gl.join(one.to(DTYPE), two.to(DTYPE))

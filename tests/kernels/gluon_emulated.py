@@ -210,6 +210,9 @@ class Machine:
             maximum=partial(_of_two, max, torch.maximum),
             minimum=partial(_of_two, min, torch.minimum),
             convert_layout=lambda x, layout: x,
+            cast=lambda x, dtype, bitcast: x.int().view(dtype),  # of 4 bytes
+            fma=lambda x, y, z: (x.double() * y.double() + z.double()).float(),
+            broadcast=torch.broadcast_tensors,
             join=lambda x, y: torch.stack([x, y], -1),
             BlockedLayout=layout,
             NVMMADistributedLayout=layout,
