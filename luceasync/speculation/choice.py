@@ -298,10 +298,12 @@ class RoundPlan:
 class RoundKinds:
     """The shapes that a plan chooses from, largest first. `recorded`: of a drafter whose rounds on
     a lane tell what the next one will give; `promised`: of drafters that know it of each round.
+    `least_gain`: by how much a round has to be better than plain steps.
     """
 
     recorded: tuple[RoundShape, ...] = ()
     promised: tuple[RoundShape, ...] = ()
+    least_gain: float = LEAST_GAIN
 
     @property
     def all(self) -> tuple[RoundShape, ...]:
@@ -335,7 +337,7 @@ def plan_step(
             return RoundPlan(due[0], everyone if due[0] is not None else (), measure)
     plain_s = costs.seconds(num_lanes, None)
     if not kinds.recorded and plain_s is not None:
-        found = _nothing_pays(promised, promises, costs, plain_s)
+        found = _nothing_pays(promised, promises, costs, plain_s / kinds.least_gain)
         if found is not None:
             return RoundPlan(None, (), measure, found)
     shapes = [*kinds.recorded, *promised]
@@ -348,10 +350,10 @@ def plan_step(
     of_lanes = [outlook.record.taus(recorded) for outlook in outlooks] if recorded else []
     taus = dict(zip(recorded, zip(*of_lanes, strict=True), strict=True))
     offers = [
-        _Offer.of(shape, taus.get(shape), outlooks, promises, LEAST_GAIN * round_s / plain_s)
+        _Offer.of(shape, taus.get(shape), outlooks, promises, kinds.least_gain * round_s / plain_s)
         for shape, round_s in known.items()
     ]
-    chosen, speculating = _best(offers, everyone, costs, LEAST_GAIN * num_lanes / plain_s)
+    chosen, speculating = _best(offers, everyone, costs, kinds.least_gain * num_lanes / plain_s)
     if chosen is None and any(o.num_trials for o in outlooks):
         # Of the drafter that is on trial: copies would try nothing, and so for ever.
         tried = [replace(offer, others={}) for offer in offers[: len(recorded)]]
@@ -379,13 +381,13 @@ def _nothing_pays(
     promised: Sequence[RoundShape],
     promises: Sequence[Promises],
     costs: StepCosts,
-    plain_s: float,
+    worth_s: float,
 ) -> dict[int, str] | None:
-    """Why no lane speculates, by index, where nothing is recorded and no promise pays; None if one
-    does. So it is for most tokens of a text that repeats nothing: this takes little of the host.
+    """Why no lane speculates, by index, where nothing is recorded and no promise gives a token for
+    each `worth_s`; None if one does. Called for most tokens of a text that repeats nothing.
     """
     ratios = [
-        (shape, LEAST_GAIN * round_s / plain_s)
+        (shape, round_s / worth_s)
         for shape in promised
         if (round_s := costs.seconds(len(promises), shape)) is not None
     ]
@@ -404,11 +406,9 @@ def _nothing_pays(
 
 def pays(promise: Promise, num_lanes: int, kinds: RoundKinds, costs: StepCosts) -> bool:
     """Whether a round is worth its time for a lane with such a promise, one of `num_lanes`."""
-    plain_s = costs.seconds(num_lanes, None)
-    if plain_s is None:
-        return False
+    plain_s = costs.seconds(num_lanes, None) or 0.0
     rounds = ((s, costs.seconds(num_lanes, s)) for s in kinds.promised)
-    worth_s = plain_s / LEAST_GAIN
+    worth_s = plain_s / kinds.least_gain
     return any(cost is not None and promise.tau(s) * worth_s > cost for s, cost in rounds)
 
 

@@ -17,6 +17,7 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation
 from luceasync.speculation.choice import (
+    LEAST_GAIN,
     RETRY_TOKENS,
     AcceptanceRecord,
     LaneOutlook,
@@ -154,6 +155,7 @@ class Speculator:
         drafters: Sequence[Drafter],
         num_lanes: int,
         costs: StepCosts | None = None,
+        least_gain: float = LEAST_GAIN,
     ) -> None:
         """`drafters`: one at most does not promise. `costs` None: measured as they come up."""
         self._target = target
@@ -164,7 +166,8 @@ class Speculator:
         assert len(self._recorded) <= 1, "records are kept for one drafter"
         self._promising = [d for d in drafters if d.promises]
         promised = tuple(shape for d in self._promising for shape in d.shapes)
-        self._kinds = RoundKinds(self._recorded[0].shapes if self._recorded else (), promised)
+        recorded = self._recorded[0].shapes if self._recorded else ()
+        self._kinds = RoundKinds(recorded, promised, least_gain)
         self._outlooks = [LaneOutlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
         self._off_reasons: list[str | None] = [None] * num_lanes  # of promising drafters
@@ -177,15 +180,15 @@ class Speculator:
 
     def beside(self, drafter: Drafter) -> Speculator:
         """Another speculator for the same lanes, with one drafter more."""
-        return Speculator(
-            self._target, (*self.drafters, drafter), len(self._outlooks), self._all_costs
-        )
+        return self._with((*self.drafters, drafter))
 
     def rehearsing(self) -> Speculator:
-        """Another speculator for the same lanes, while this one has none: it shares what steps
-        cost, and not what texts have shown.
-        """
-        return Speculator(self._target, self.drafters, len(self._outlooks), self._all_costs)
+        """The same for these lanes, while this one has none. What steps cost is shared."""
+        return self._with(self.drafters)
+
+    def _with(self, drafters: Sequence[Drafter]) -> Speculator:
+        costs = self._all_costs, self._kinds.least_gain
+        return Speculator(self._target, drafters, len(self._outlooks), *costs)
 
     @property
     def shapes(self) -> tuple[RoundShape, ...]:
@@ -213,8 +216,6 @@ class Speculator:
         for drafter in self.drafters:
             drafter.check_alive()
 
-    # --- lanes ---------------------------------------------------------------
-
     @inference_mode
     def start(self, lane: int) -> None:
         """Begin another choice on the lane, which is empty."""
@@ -226,9 +227,7 @@ class Speculator:
 
     @inference_mode
     def restored(self, lane: int, end: int, *, with_features: bool) -> None:
-        """Note that the lane ends at `end` after a restored prefix. `with_features`: the tapped
-        drafters will be given features that reach this end.
-        """
+        """Note that the lane ends at `end` after a restored prefix, `with_features` or without."""
         self._foreseen = None
         if not with_features:
             for tapped in self._tapped:
@@ -270,7 +269,7 @@ class Speculator:
         foreseen, self._foreseen = self._foreseen, None
         kinds, outlooks = self._kinds, [self._outlooks[lane] for lane in lanes]
         if (off_reason := self._off_reason()) is not None:
-            kinds = RoundKinds((), kinds.promised)
+            kinds = replace(kinds, recorded=())
             for lane in lanes:
                 self._outlooks[lane] = without_context(self._num_slots, off_reason)
         elif (

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from luceasync.speculation.choice import (
+    LEAST_GAIN,
     LENGTHS,
     MOST_RETRY_TOKENS,
     NUM_MEASURED,
@@ -451,8 +452,14 @@ def test_copies_that_do_not_pay_are_no_trial_of_another_drafter():
 
 
 def test_what_gains_too_little_to_be_sure_of_is_not_run():
-    costs, kinds = Table({LOOKUP[-1]: 2.0}), RoundKinds((), LOOKUP)
-    for share, speculates in ((1.04, False), (1.06, True)):
+    costs = Table({LOOKUP[-1]: 2.0})
+    for share, least_gain, speculates in (
+        (1.04, LEAST_GAIN, False),
+        (1.06, LEAST_GAIN, True),
+        (1.45, 1.5, False),  # where a copy that may come keeps devices from beginning a step ahead
+        (1.55, 1.5, True),
+    ):
+        kinds = RoundKinds((), LOOKUP, least_gain)
         promises = [{"lookup": Promise([1.0, 2.0 * share])}]
         found = plan_step([OFF], kinds, costs, measure=False, promises=promises)
         assert bool(found.speculating) == speculates
