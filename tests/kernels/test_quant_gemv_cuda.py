@@ -159,7 +159,7 @@ def test_programs_that_go_on_give_the_same_bits(
 @on_both(
     "name, num_rows",
     [(name, num_rows) for name in ALL for num_rows in (5, 9, 16, 24, 64)],
-    [("Q4_K", 11), ("Q4_K", 36), ("Q5_K", 16), ("Q6_K", 9), ("Q8_0", 13), ("IQ4_NL", 5)],
+    [("Q4_K", 11), ("Q4_K", 20), ("Q5_K", 16), ("Q6_K", 9), ("Q8_0", 13), ("IQ4_NL", 5)],
 )
 def test_a_product_arranges_its_results_for_the_next_one(name: str, num_rows: int, place) -> None:
     gate_up, _ = matrix(ALL["Q4_K"], 1024, 256, place)
@@ -371,12 +371,12 @@ def test_rows_in_flight_change_no_bits(name: str, num_columns: int, place) -> No
         assert torch.equal(quant_gemv_cuda.linear(x, tiled, chosen=split), wanted)
 
 
-@on_both("name", [*ALL], ["Q4_K", "Q6_K", "Q8_0"])
+@on_both("name", [*ALL], ["Q4_K", "Q8_0"])
 def test_a_norm_is_divided_among_the_products_around_it(name: str, place) -> None:
-    tiled, _ = matrix(ALL[name], 1024, 512, place)
-    after, numbers = matrix(ALL[name], 96, 1024, place)
-    norm = Norm(torch.rand(1024, device=place) + 0.5)
-    x, residual = rows(8, 512, place), rows(8, 1024, place) * 4
+    tiled, _ = matrix(ALL[name], 768, 256, place)
+    after, numbers = matrix(ALL[name], 64, 768, place)
+    norm = Norm(torch.rand(768, device=place) + 0.5)
+    x, residual = rows(8, 256, place), rows(8, 768, place) * 4
     found = {}
     for num_rows in (8, 5, 1):
         given = x[:num_rows], tiled, residual[:num_rows]
