@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from luceasync.cyext.copies import CopyIndex
-from luceasync.speculation.choice import Promise, RoundShape
+from luceasync.speculation.choice import Promise, RoundShape, StepCosts
 from luceasync.speculation.drafter import Anchor, LiveText
 from luceasync.speculation.lookup import (
     CLASSES,
@@ -18,6 +18,7 @@ from luceasync.speculation.lookup import (
     lookup_shapes,
     prior_of,
 )
+from luceasync.speculation.speculator import Speculator
 
 SHAPES = lookup_shapes((32, 8))
 BIG, SMALL = SHAPES
@@ -191,3 +192,15 @@ def test_rounds_are_chains_named_by_the_drafter():
     shapes: Sequence[RoundShape] = lookup_shapes()
     assert [s.num_rows for s in shapes] == [32, 16, 8, 4]
     assert {s.drafter for s in shapes} == {"lookup"} and {s.budget for s in shapes} == {None}
+
+
+def test_what_a_copy_has_to_gain_also_holds_in_rehearsals(drafter):
+    costs, text = StepCosts(), Text(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1, 2)
+    for shape, seconds in ((None, 1.0), (SMALL, 1.2), (BIG, 30.0)):
+        for _ in range(8):
+            costs.observe(1, shape, seconds)
+    tau = promised(drafter, text).tau(SMALL)
+    for gain, pays in ((tau / 1.2 * 0.99, True), (tau / 1.2 * 1.01, False)):
+        speculator = Speculator(None, [drafter], 3, costs, least_gain=gain).rehearsing()
+        found = speculator.plan([0], alone=False, promises=speculator.promises([text.anchor]))
+        assert bool(found.speculating) == pays
