@@ -7,8 +7,10 @@
 // other until its sums are added to theirs. The last program of a kv head to finish merges all parts.
 //
 // Compiled with: GROUP, KV_HEADS, HEAD_DIM, HALF (of the rotated dimensions), GATED, NEWEST (0: no ring) for the
-// layer; WARPS, STAGES, SPLITS, OVERLAP, SHARED_BYTES for the program. See luceasync.kernels.attention_cuda.
+// layer; WARPS, STAGES, SPLITS, FEW (whether rows are arranged, as up to 8
+// of a product), OVERLAP, SHARED_BYTES for the program. See luceasync.kernels.attention_cuda.
 
+#include "arranged_rows.cuh"
 #include "attend_heads.cuh"
 #include "attend_layout.cuh"
 #include "attend_merge.cuh"
@@ -32,12 +34,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   int split = blockIdx.x / num_each, group = blockIdx.x % num_each;
   int entry = group / KV_HEADS, kv_head = group % KV_HEADS;
   int row = lanes[entry], row_index = row_indices[entry];
-  uint2* results = (uint2*)out + (u64)group * QUADS;
+  uint2* results = (uint2*)out + (FEW ? 0 : (u64)group * QUADS);
+  auto place_of_quad = [&](int quad) -> u32 {
+    return FEW ? place_of<1>(entry, (kv_head * QUADS + quad) * 4) / 8 : quad;
+  };
   if (row < 0) {  // padding
     if (split > 0) return;
     if (OVERLAP) wait_for_those_before();
 #pragma unroll 1
-    for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) results[quad] = make_uint2(0, 0);
+    for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) results[place_of_quad(quad)] = make_uint2(0, 0);
     return;
   }
   Range range(row_index, split);
@@ -111,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
 #pragma unroll 1
     for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
       uint2 gate = gate_of(quad);
-      results[quad] = finished(merged_warps(begin, quad, num_warps), gate);
+      results[place_of_quad(quad)] = finished(merged_warps(begin, quad, num_warps), gate);
     }
     return;
   }
@@ -127,6 +132,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
 #pragma unroll 1
   for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
     uint2 gate = gate_of(quad);
-    results[quad] = finished(parts.merged_splits(quad, range.num_splits), gate);
+    results[place_of_quad(quad)] = finished(parts.merged_splits(quad, range.num_splits), gate);
   }
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 from luceasync.kernels.attention import PAGE_TOKENS
 from luceasync.kernels.cuda_program import CudaProgram, LaunchShape, can_compile
 from luceasync.kernels.overlap import can_overlap, shared_bytes
+from luceasync.kernels.prepared_rows import FewRows
 
 UNIT_TOKENS = 16  # that a warp processes at a time
 MAX_GROUP = 16  # query heads of a kv head, which are the rows of a product
@@ -94,10 +95,11 @@ def attend(
     rotary_dim: int,
     gated: bool,
     ring: Tensor | None = None,
+    few: FewRows | None = None,
     chosen: AttentionSplit | None = None,
 ) -> Tensor:
     """Same as luceasync.kernels.attention.attend, in bfloat16. `arrivals`: from `new_arrivals`;
-    `chosen` replaces `choose_split`."""
+    `few`: where the result goes, arranged for a product; `chosen` replaces `choose_split`."""
     num_entries = len(projected)
     num_kv_heads, head_dim = keys.shape[2:]
     kv_dim = num_kv_heads * head_dim
@@ -112,7 +114,8 @@ def attend(
     new = partial(torch.empty, dtype=torch.float32, device=keys.device)
     query_norm, key_norm, eps = norms
     cos, sin = rotation
-    out = projected.new_empty(num_entries, num_heads * head_dim)
+    width = num_heads * head_dim
+    out = projected.new_empty(num_entries, width) if few is None else few.columns
     arguments = (
         projected,
         query_norm,
@@ -136,7 +139,7 @@ def attend(
         tables.stride(0),
     )
     overlaps = can_overlap(keys.device.index or 0)
-    constants = constants_of(heads, chosen, overlaps=overlaps)
+    constants = constants_of(heads, chosen, overlaps=overlaps, few=few is not None)
     num_programs = num_entries * num_kv_heads * chosen.splits
     launch = LaunchShape(num_programs, chosen.warps * 32, constants["SHARED_BYTES"])
     _PROGRAM.launch(keys.device, constants, launch, arguments)
@@ -174,8 +177,10 @@ def shared_of(heads: AttentionHeads, split: AttentionSplit) -> int:
     return split.warps * ring_bytes + query_rows * row_bytes + new_bytes + weight_bytes
 
 
-def constants_of(heads: AttentionHeads, split: AttentionSplit, *, overlaps: bool) -> dict[str, int]:
-    """The constants that a program is compiled with."""
+def constants_of(
+    heads: AttentionHeads, split: AttentionSplit, *, overlaps: bool, few: bool = False
+) -> dict[str, int]:
+    """The constants that a program is compiled with; `few`: whether results are FewRows."""
     return {
         "GROUP": heads.group,
         "KV_HEADS": heads.num_kv_heads,
@@ -187,6 +192,7 @@ def constants_of(heads: AttentionHeads, split: AttentionSplit, *, overlaps: bool
         "STAGES": split.stages,
         "SPLITS": split.splits,
         "PAGE": PAGE_TOKENS,
+        "FEW": int(few),
         "OVERLAP": int(overlaps),
         "SHARED_BYTES": shared_of(heads, split),
     }

@@ -23,6 +23,7 @@ from luceasync.kernels.attention_cuda import (
     shared_of,
 )
 from luceasync.kernels.cuda_program import compiled
+from luceasync.kernels.prepared_rows import room_for_few
 from luceasync.models.mixers.attention import RECENT_ROWS, AttentionSpec
 from luceasync.models.mixers.attention_torch import TorchAttention, heads_of
 from luceasync.models.mixers.attention_triton import TritonAttention
@@ -30,6 +31,7 @@ from luceasync.models.pass_rows import NO_LANE
 from tests.kernels.cases import TOLERANCE, AttentionCase, attention_case, distance
 from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.places import gpu_of_nvidia, on_both
+from tests.kernels.test_quant_gemv_cuda import plain
 
 BF16 = torch.bfloat16
 FEW = AttentionSplit(2, 2, 3)  # splits: on long contexts each takes several turns of its warps
@@ -65,6 +67,7 @@ class Body:
 
     spec: AttentionSpec
     chosen: AttentionSplit | None = FEW
+    is_arranged: bool = False
     arrivals: Tensor | None = field(default=None)
 
     def attend(self, projected, norms, state, rows) -> Tensor:
@@ -72,6 +75,8 @@ class Body:
         cos, sin = rows.prepared[self.spec]
         if self.arrivals is None:
             self.arrivals = attention_cuda.new_arrivals(keys.device)
+        width = self.spec.num_heads * self.spec.head_dim
+        room = room_for_few(projected, len(projected), width) if self.is_arranged else None
         out = attention_cuda.attend(
             projected[:, 0],
             (norms.query, norms.key, norms.eps),
@@ -86,8 +91,10 @@ class Body:
             rotary_dim=self.spec.rotary_dim,
             gated=self.spec.gated,
             ring=ring[0] if ring else None,
+            few=room,
             chosen=self.chosen,
-        )[:, None]
+        )
+        out = (plain(room) if room is not None else out)[:, None]
         assert not self.arrivals.any(), "all have come, and the next launch begins anew"
         return out
 
@@ -144,6 +151,13 @@ def test_the_bits_of_a_row_do_not_depend_on_other_rows(row_indices: list[int], p
     rows.prepared.update({case.spec: tuple(each[2:] for each in case.rows.prepared[case.spec])})
     alone = replace(case.copy(), projected=case.projected[2:], rows=rows)
     assert torch.equal(alone.run(Body)[0], together[2])
+
+
+@on_both("name", ["plain", "a large group"], ["plain", "gated, partly rotated"])
+def test_rows_are_arranged_for_the_next_product(name: str, place) -> None:
+    case = case_of(name, [2, 0, 1], [70, 9, 130], place)
+    expected = case.copy().run(Body)
+    assert torch.equal(case.copy().run(lambda spec: Body(spec, is_arranged=True)), expected)
 
 
 @on_both("row_index", [300, 1500, 30000], [300])

@@ -262,6 +262,18 @@ class AttentionBody(MixerBody, Protocol):
         scratch: State,
     ) -> Tensor: ...
 
+    def add(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        """x + output(attend(...)). May overwrite x."""
+        ...
+
     def add_tree(
         self,
         projected: Tensor,
@@ -305,6 +317,8 @@ class AttentionLayer:
         projected, norms = self._projected(x)
         if self.loan is not None:
             state, rows, _ = self.loan.places(state, rows, ())
+        if self.softplus_gate is None and self.output_norm is None:
+            return self.body.add(projected, norms, state, rows, self.output, x)
         return self._added(self.body.attend(projected, norms, state, rows), x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:

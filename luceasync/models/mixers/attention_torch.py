@@ -77,6 +77,17 @@ class TorchAttention:
             return attend_one(q, k_seen, v_seen, entry.end)
         return attention(q, k_seen, v_seen)
 
+    def add(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        return output.linear_add(self.attend(projected, norms, state, rows), x)
+
     def attend_tree(
         self,
         projected: Tensor,

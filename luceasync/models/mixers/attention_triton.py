@@ -23,6 +23,7 @@ from luceasync.kernels.block_attention import attend_block, merge
 from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_recent
 from luceasync.kernels.positions import rotation
+from luceasync.kernels.prepared_rows import FewRows, room_for_few
 from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, attend_one, frequencies
 from luceasync.models.mixers.mixer import State
@@ -95,8 +96,10 @@ class TritonAttention:
         norms: tuple[Tensor | None, Tensor | None, float],
         state: State,
         rows: Rows,
+        few: FewRows | None = None,
     ) -> Tensor:
-        """Attend with one row of each lane: [entries, projection width] -> [entries, query_dim]."""
+        """Attend with one row of each lane: [entries, projection width] -> [entries, query_dim], or
+        into `few`, if CUDA C++ attends."""
         spec = self._spec
         cos, sin = (angle[:, 0] for angle in rows.prepared[spec])
         keys, values, *ring = state
@@ -104,7 +107,7 @@ class TritonAttention:
         if attention_cuda.can_attend(projected, keys, spec.num_heads, spec.rotary_dim):
             if self._arrivals is None:  # made when warming up, before a graph is captured
                 self._arrivals = attention_cuda.new_arrivals(keys.device)
-            attend = partial(attention_cuda.attend, arrivals=self._arrivals)
+            attend = partial(attention_cuda.attend, arrivals=self._arrivals, few=few)
         return attend(
             projected,
             norms,
@@ -119,6 +122,32 @@ class TritonAttention:
             gated=spec.gated,
             ring=ring[0] if ring else None,
         )
+
+    def add(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        spec = self._spec
+        is_row = projected.shape[1] == 1 and rows.past is None
+        if (
+            is_row
+            and isinstance(output, TiledQuantWeight)
+            and output.wants_few(flat)
+            and attention_cuda.can_attend(
+                projected[:, 0], state[0], spec.num_heads, spec.rotary_dim
+            )
+        ):
+            weights = (norms.query, norms.key, norms.eps)
+            few = room_for_few(projected, len(flat), spec.query_dim)
+            self._attend_one(projected[:, 0], weights, state, rows, few)
+            return output.add_few(few, flat).view_as(x)
+        return output.linear_add(self.attend(projected, norms, state, rows), x)
 
     def attend_tree(
         self,

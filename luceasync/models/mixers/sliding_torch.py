@@ -105,6 +105,17 @@ class TorchSliding:
             out.append(masked_attention(rows, keys[seen], values[seen], mask))
         return out[0] if len(out) == 1 else torch.cat(out)
 
+    def add(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        return output.linear_add(self.attend(projected, norms, state, rows), x)
+
     def attend_tree(
         self,
         projected: Tensor,

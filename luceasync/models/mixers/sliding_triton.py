@@ -63,6 +63,17 @@ class TritonSliding:
         new = self._new_rows(projected, state)
         return self._attend(projected, norms, state, rows, prepared.alone, new, keeps=True)
 
+    def add(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        return output.linear_add(self.attend(projected, norms, state, rows), x)
+
     def attend_tree(
         self,
         projected: Tensor,

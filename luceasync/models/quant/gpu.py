@@ -130,6 +130,11 @@ class TiledQuantWeight:
         is_few = prepared_rows.MOST_FEW < num_rows <= prepared_rows.ARRANGED_ROWS
         return is_few and quant_gemv_cuda.can_multiply(residual)
 
+    def wants_few(self, residual: Tensor) -> bool:
+        """Whether `add_few` to these rows [rows, outputs] may take them as FewRows."""
+        is_few = 1 < len(residual) <= prepared_rows.MOST_FEW
+        return is_few and quant_gemv_cuda.can_multiply(residual)
+
     def add_few(self, x: Tensor | FewRows | ArrangedRows, residual: Tensor) -> Tensor:
         """`linear_add` of few rows, arranged or not: [rows, outputs]."""
         if self._next is None or isinstance(x, ArrangedRows) or len(x) > prepared_rows.MOST_FEW:
