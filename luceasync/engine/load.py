@@ -37,7 +37,7 @@ from luceasync.prefix_cache.memory import FeatureHolder, MemoryNodes, UnreadFeat
 from luceasync.prefix_cache.tenants import NO_TENANT
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Request, TokenPrompt
-from luceasync.speculation.choice import LEAST_GAIN, RoundPlan, RoundShape
+from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.dflash.feature_contents import DraftFeatures
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, load_mtp, start_draft
 from luceasync.speculation.dflash.placement import DFlashPlacement
@@ -59,8 +59,9 @@ NUM_COPY_TURNS = 3  # if some rounds only copy; these are measured again wheneve
 REHEARSAL_LIMIT_S = 2.0
 # A drafter with a lower share of right tokens was made for another model, or is misread.
 NOISE_SHARE = 0.2
-# Where lookup alone drafts and devices begin plain steps ahead: not while a copy may come.
-LEAST_GAIN_AHEAD = 1.5
+# Where lookup alone drafts: what a plain step takes less if a device begins it ahead of the host,
+# which it may not while a copy may come.
+AHEAD_S = 0.25e-3
 KNOWN_TEXT = '''def add(a, b):
     """Return the sum of a and b."""
     return a + b
@@ -203,8 +204,8 @@ def _decoding_setup(
         if lookup is None:
             plain = PlainDecoding(backend)
             return _DecodingSetup(plain, plain, lambda: None, (), features, nothing, nothing)
-        least_gain = LEAST_GAIN_AHEAD if plan.runs_async else LEAST_GAIN
-        speculator = Speculator(backend, [lookup], plan.parallel, least_gain=least_gain)
+        ahead_s = AHEAD_S if plan.runs_async else 0.0
+        speculator = Speculator(backend, [lookup], plan.parallel, ahead_s=ahead_s)
     else:
         draft = _drafter_of(recipe, recipe.drafter, backend, progress)
         closing.callback(draft.close)

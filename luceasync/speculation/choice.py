@@ -32,7 +32,7 @@ LENGTHS = (4096, 16384, 65536)  # tokens of the longest context from which costs
 
 
 class RoundShape(NamedTuple):
-    """A round's fixed sizes and who fills it: the draft runs `block` rows, its known first token
+    """A round's fixed sizes and its drafter: the draft runs `block` rows, its known first token
     included; `budget` rows of a tree are verified after the anchor, None: the chain.
     """
 
@@ -298,12 +298,16 @@ class RoundPlan:
 class RoundKinds:
     """The shapes that a plan chooses from, largest first. `recorded`: of a drafter whose rounds on
     a lane tell what the next one will give; `promised`: of drafters that know it of each round.
-    `least_gain`: by how much a round has to be better than plain steps.
+    `ahead_s`: what a round has to gain besides, as it keeps plain steps from being begun ahead.
     """
 
     recorded: tuple[RoundShape, ...] = ()
     promised: tuple[RoundShape, ...] = ()
-    least_gain: float = LEAST_GAIN
+    ahead_s: float = 0.0
+
+    def worth_s(self, plain_s: float | None) -> float:
+        """The seconds of a round that give a token, where a plain step takes `plain_s`."""
+        return plain_s / (LEAST_GAIN + self.ahead_s / plain_s) if plain_s else 0.0
 
     @property
     def all(self) -> tuple[RoundShape, ...]:
@@ -337,7 +341,7 @@ def plan_step(
             return RoundPlan(due[0], everyone if due[0] is not None else (), measure)
     plain_s = costs.seconds(num_lanes, None)
     if not kinds.recorded and plain_s is not None:
-        found = _nothing_pays(promised, promises, costs, plain_s / kinds.least_gain)
+        found = _nothing_pays(promised, promises, costs, kinds.worth_s(plain_s))
         if found is not None:
             return RoundPlan(None, (), measure, found)
     shapes = [*kinds.recorded, *promised]
@@ -349,11 +353,9 @@ def plan_step(
     recorded = [shape for shape in kinds.recorded if shape in known]
     of_lanes = [outlook.record.taus(recorded) for outlook in outlooks] if recorded else []
     taus = dict(zip(recorded, zip(*of_lanes, strict=True), strict=True))
-    offers = [
-        _Offer.of(shape, taus.get(shape), outlooks, promises, kinds.least_gain * round_s / plain_s)
-        for shape, round_s in known.items()
-    ]
-    chosen, speculating = _best(offers, everyone, costs, kinds.least_gain * num_lanes / plain_s)
+    worth_s = kinds.worth_s(plain_s)
+    offers = [_Offer.of(s, taus.get(s), outlooks, promises, c / worth_s) for s, c in known.items()]
+    chosen, speculating = _best(offers, everyone, costs, num_lanes / worth_s)
     if chosen is None and any(o.num_trials for o in outlooks):
         # Of the drafter that is on trial: copies would try nothing, and so for ever.
         tried = [replace(offer, others={}) for offer in offers[: len(recorded)]]
@@ -406,9 +408,8 @@ def _nothing_pays(
 
 def pays(promise: Promise, num_lanes: int, kinds: RoundKinds, costs: StepCosts) -> bool:
     """Whether a round is worth its time for a lane with such a promise, one of `num_lanes`."""
-    plain_s = costs.seconds(num_lanes, None) or 0.0
+    worth_s = kinds.worth_s(costs.seconds(num_lanes, None))
     rounds = ((s, costs.seconds(num_lanes, s)) for s in kinds.promised)
-    worth_s = plain_s / kinds.least_gain
     return any(cost is not None and promise.tau(s) * worth_s > cost for s, cost in rounds)
 
 
@@ -486,8 +487,7 @@ class _Offer:
 def _retry_after(lane: int, recorded: Sequence[_Offer]) -> int:
     """How many tokens a lane decodes plainly until speculation is retried."""
     lost = min((offer.break_even - offer.taus[lane] for offer in recorded), default=0.0)
-    num_tokens = int(SHORT_TRIAL_ROUNDS * lost / RETRIED_SHARE)
-    return min(max(RETRY_TOKENS, num_tokens), MOST_RETRY_TOKENS)
+    return min(max(RETRY_TOKENS, int(SHORT_TRIAL_ROUNDS * lost / RETRIED_SHARE)), MOST_RETRY_TOKENS)
 
 
 def _why_off(lane: int, offers: Sequence[_Offer]) -> str:

@@ -17,7 +17,6 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation
 from luceasync.speculation.choice import (
-    LEAST_GAIN,
     RETRY_TOKENS,
     AcceptanceRecord,
     LaneOutlook,
@@ -155,7 +154,7 @@ class Speculator:
         drafters: Sequence[Drafter],
         num_lanes: int,
         costs: StepCosts | None = None,
-        least_gain: float = LEAST_GAIN,
+        ahead_s: float = 0.0,
     ) -> None:
         """`drafters`: one at most does not promise. `costs` None: measured as they come up."""
         self._target = target
@@ -167,7 +166,7 @@ class Speculator:
         self._promising = [d for d in drafters if d.promises]
         promised = tuple(shape for d in self._promising for shape in d.shapes)
         recorded = self._recorded[0].shapes if self._recorded else ()
-        self._kinds = RoundKinds(recorded, promised, least_gain)
+        self._kinds = RoundKinds(recorded, promised, ahead_s)
         self._outlooks = [LaneOutlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
         self._off_reasons: list[str | None] = [None] * num_lanes  # of promising drafters
@@ -187,7 +186,7 @@ class Speculator:
         return self._with(self.drafters)
 
     def _with(self, drafters: Sequence[Drafter]) -> Speculator:
-        costs = self._all_costs, self._kinds.least_gain
+        costs = self._all_costs, self._kinds.ahead_s
         return Speculator(self._target, drafters, len(self._outlooks), *costs)
 
     @property

@@ -453,13 +453,14 @@ def test_copies_that_do_not_pay_are_no_trial_of_another_drafter():
 
 def test_what_gains_too_little_to_be_sure_of_is_not_run():
     costs = Table({LOOKUP[-1]: 2.0})
-    for share, least_gain, speculates in (
-        (1.04, LEAST_GAIN, False),
-        (1.06, LEAST_GAIN, True),
-        (1.45, 1.5, False),  # where a copy that may come keeps devices from beginning a step ahead
-        (1.55, 1.5, True),
+    for share, ahead_s, speculates in (
+        (LEAST_GAIN - 0.01, 0.0, False),
+        (LEAST_GAIN + 0.01, 0.0, True),
+        # a plain step takes 1 s, and that much less where a device begins it ahead
+        (LEAST_GAIN + 0.44, 0.45, False),
+        (LEAST_GAIN + 0.46, 0.45, True),
     ):
-        kinds = RoundKinds((), LOOKUP, least_gain)
+        kinds = RoundKinds((), LOOKUP, ahead_s)
         promises = [{"lookup": Promise([1.0, 2.0 * share])}]
         found = plan_step([OFF], kinds, costs, measure=False, promises=promises)
         assert bool(found.speculating) == speculates

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from luceasync.cyext.copies import CopyIndex
-from luceasync.speculation.choice import Promise, RoundShape, StepCosts
+from luceasync.speculation.choice import LEAST_GAIN, Promise, RoundShape, StepCosts
 from luceasync.speculation.drafter import Anchor, LiveText
 from luceasync.speculation.lookup import (
     CLASSES,
@@ -201,6 +201,7 @@ def test_what_a_copy_has_to_gain_also_holds_in_rehearsals(drafter):
             costs.observe(1, shape, seconds)
     tau = promised(drafter, text).tau(SMALL)
     for gain, pays in ((tau / 1.2 * 0.99, True), (tau / 1.2 * 1.01, False)):
-        speculator = Speculator(None, [drafter], 3, costs, least_gain=gain).rehearsing()
+        ahead_s = gain - LEAST_GAIN  # a plain step takes 1 s
+        speculator = Speculator(None, [drafter], 3, costs, ahead_s=ahead_s).rehearsing()
         found = speculator.plan([0], alone=False, promises=speculator.promises([text.anchor]))
         assert bool(found.speculating) == pays
