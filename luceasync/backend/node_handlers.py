@@ -187,5 +187,8 @@ class LentMemory:
             )
         return self._memory.view[begin : begin + num_bytes]
 
+    def allocate_soon(self, num_bytes: int) -> memoryview:
+        return self.allocate(num_bytes)
+
     def close(self) -> None:
         """No-op: the memory belongs to the parent."""
