@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from luceasync.kv.state import StateTensor
 from luceasync.models.layer_reader import LayerReader, TensorPart
-from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
-from luceasync.models.mixers.mixer import MixerBody, ProbeBody, Shape, State
+from luceasync.models.mixers.attention_sizes import AttentionBody, AttentionSizes, HeadNorms
+from luceasync.models.mixers.mixer import ProbeBody, Shape, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,48 +245,6 @@ class KeyLoan:
             return state, replace(rows, past=past), scratch
         self.handed.places = state[:2], rows.past, scratch[:2]  # without a ring of newest queries
         return state, rows, scratch
-
-
-class AttentionBody(MixerBody, Protocol):
-    """An implementation of attention; attention_torch.TorchAttention documents the methods."""
-
-    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor: ...
-
-    def attend_tree(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        trees: Trees,
-        scratch: State,
-    ) -> Tensor: ...
-
-    def add(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        """x + output(attend(...)). May overwrite x."""
-        ...
-
-    def add_tree(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        trees: Trees,
-        scratch: State,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        """x + output(attend_tree(...)). May overwrite x."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

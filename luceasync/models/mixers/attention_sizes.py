@@ -1,4 +1,4 @@
-"""Sizes of attention, and the small weights that its implementations take.
+"""What implementations of attention do, and the sizes and small weights that they are given.
 
 Does not import torch at its top.
 """
@@ -6,12 +6,17 @@ Does not import torch at its top.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from luceasync.models.mixers.mixer import MixerBody, State
 from luceasync.models.rope import PLAIN, Rope
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from luceasync.models.pass_rows import Rows
+    from luceasync.models.trees import Trees
+    from luceasync.models.weights import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +75,46 @@ class HeadNorms:
     @property
     def num_bytes(self) -> int:
         return sum(weight.nbytes for weight in (self.query, self.key) if weight is not None)
+
+
+class AttentionBody(MixerBody, Protocol):
+    """An implementation of attention; attention_torch.TorchAttention documents the methods."""
+
+    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor: ...
+
+    def attend_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> Tensor: ...
+
+    def add(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        """x + output(attend(...)). May overwrite x."""
+        return output.linear_add(self.attend(projected, norms, state, rows), x)
+
+    def add_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        """x + output(attend_tree(...)). May overwrite x."""
+        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
+        return output.linear_add(mixed, x)

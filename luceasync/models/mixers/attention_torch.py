@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
+from luceasync.models.mixers.attention_sizes import AttentionBody, AttentionSizes, HeadNorms
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import rms_norm
 from luceasync.models.pass_rows import Entry, PastBlocks, Paths, Rows, with_padding
 from luceasync.models.recent import ring_positions
 from luceasync.models.trees import Trees
-from luceasync.models.weights import Weight
 
 BLOCK_ROWS = 2048  # keys or values in one product of a decode step
 
@@ -25,7 +24,7 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin, float32 [entries, rows, rotary_
 BlockAttention = tuple[Tensor, Tensor]
 
 
-class TorchAttention:
+class TorchAttention(AttentionBody):
     """Attention as plain torch."""
 
     def __init__(self, spec: AttentionSizes) -> None:
@@ -77,17 +76,6 @@ class TorchAttention:
             return attend_one(q, k_seen, v_seen, entry.end)
         return attention(q, k_seen, v_seen)
 
-    def add(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        return output.linear_add(self.attend(projected, norms, state, rows), x)
-
     def attend_tree(
         self,
         projected: Tensor,
@@ -113,20 +101,6 @@ class TorchAttention:
             new = new_keys[i], new_values[i]
             out.append(attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i]))
         return gated(of_all(out, q).flatten(2), gates)
-
-    def add_tree(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        trees: Trees,
-        scratch: State,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
-        return output.linear_add(mixed, x)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of all layers to their places: [layers, lanes, places, ...]."""

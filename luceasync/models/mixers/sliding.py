@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from luceasync.kv.state import StateTensor
-from luceasync.models.mixers.attention import AttentionBody, AttentionSpec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_sizes import AttentionBody
 
 END_KINDS = WINDOW_K, WINDOW_V = "window_k", "window_v"  # snapshot names of the end state
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
+from luceasync.models.mixers.attention_sizes import AttentionBody, AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import (
     Rotation,
     attend_one,
@@ -27,7 +27,6 @@ from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import Paths, Rows
 from luceasync.models.recent import ring_positions
 from luceasync.models.trees import Trees
-from luceasync.models.weights import Weight
 
 Pair = tuple[Tensor, Tensor]  # keys and values
 
@@ -42,7 +41,7 @@ class Turn:
     begins: tuple[int, ...]
 
 
-class TorchSliding:
+class TorchSliding(AttentionBody):
     """Attention to a window as plain torch. Methods without a docstring are documented at
     attention_torch.TorchAttention."""
 
@@ -105,17 +104,6 @@ class TorchSliding:
             out.append(masked_attention(rows, keys[seen], values[seen], mask))
         return out[0] if len(out) == 1 else torch.cat(out)
 
-    def add(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        return output.linear_add(self.attend(projected, norms, state, rows), x)
-
     def attend_tree(
         self,
         projected: Tensor,
@@ -142,20 +130,6 @@ class TorchSliding:
             seen_values = torch.cat([values[entry.lane], new_values[i]])
             out.append(masked_attention(q[i], seen_keys, seen_values, mask))
         return gated(of_all(out, q).flatten(2), gates)
-
-    def add_tree(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        trees: Trees,
-        scratch: State,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
-        return output.linear_add(mixed, x)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of all layers to their rings: [layers, lanes, window, ...]."""

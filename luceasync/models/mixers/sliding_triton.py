@@ -17,12 +17,11 @@ from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.commit import commit_recent
 from luceasync.kernels.positions import rotation
 from luceasync.kernels.window_attention import attend_window
-from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
+from luceasync.models.mixers.attention_sizes import AttentionBody, AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, frequencies, masked_attention
 from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, Paths, Rows
 from luceasync.models.trees import Trees
-from luceasync.models.weights import Weight
 
 BLOCK_ROWS = 1024  # of a chunk whose scores are computed at once
 
@@ -39,7 +38,7 @@ class TurnOnDevice:
     alone: Tensor
 
 
-class TritonSliding:
+class TritonSliding(AttentionBody):
     """Attention to a window as a fused kernel; sliding_torch.TorchSliding documents the methods."""
 
     def __init__(self, spec: AttentionSizes) -> None:
@@ -63,17 +62,6 @@ class TritonSliding:
         new = self._new_rows(projected, state)
         return self._attend(projected, norms, state, rows, prepared.alone, new, keeps=True)
 
-    def add(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        return output.linear_add(self.attend(projected, norms, state, rows), x)
-
     def attend_tree(
         self,
         projected: Tensor,
@@ -85,20 +73,6 @@ class TritonSliding:
     ) -> Tensor:
         new_keys, new_values = scratch
         return self._attend(projected, norms, state, rows, trees.ancestors, (new_keys, new_values))
-
-    def add_tree(
-        self,
-        projected: Tensor,
-        norms: HeadNorms,
-        state: State,
-        rows: Rows,
-        trees: Trees,
-        scratch: State,
-        output: Weight,
-        x: Tensor,
-    ) -> Tensor:
-        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
-        return output.linear_add(mixed, x)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         path = (paths.lanes, paths.positions, paths.rows, paths.counts)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.models.mixers.attention import AttentionBody
-from luceasync.models.mixers.attention_sizes import HeadNorms
+from luceasync.models.mixers.attention_sizes import AttentionBody, HeadNorms
 from luceasync.models.mixers.sliding import SlidingSpec
 from luceasync.models.pass_rows import NO_LANE, AcceptedRows, Entry, Paths, Rows
 from luceasync.models.rope import NoRope
